@@ -1,0 +1,350 @@
+"""The library's front door: names and options in, typed results out. The command line and Python users call this."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvcalc.engines import find_engine
+from kvcalc.engines._base import Deployment, EngineProfile
+from kvcalc.errors import BadInput
+from kvcalc.footprint import Placement
+from kvcalc.formats import find_format, find_kv_formats
+from kvcalc.spec.kinds import Cross
+from kvcalc.spec.load import load as load_spec
+from kvcalc.spec.model import ModelSpec
+from kvcalc.spec.resolve import with_encoder_context
+from kvcalc.units import MAX_TOKENS, format_bytes, format_exact, format_percent
+
+MAX_RANKS = 4096
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A model on an engine: everything but the context and the batch."""
+
+    spec: ModelSpec
+    engine: EngineProfile[Any]
+    deployment: Deployment[Any]
+    placement: Placement
+    weights_format: str
+    assumptions: tuple[str, ...]
+
+    @property
+    def kv_dtype(self) -> str:
+        """The cache's format: `fp16`, or `q8_0/q4_0` where K and V differ."""
+        key, value = self.deployment.kv
+        return key.name if key == value else f"{key.name}/{value.name}"
+
+    def weights_bytes(self) -> int | None:
+        """Return the bytes of one copy of the weights; None if the number of parameters is unknown."""
+        parameters = self.spec.parameters
+        return None if parameters is None else find_format(self.weights_format).bulk_bytes(parameters)
+
+
+@dataclass(frozen=True)
+class BreakdownRow:
+    """The bytes of one named kind of layer, over all ranks and sequences."""
+
+    label: str
+    kind: str
+    layers: int
+    bytes: int
+    detail: str
+
+
+@dataclass(frozen=True)
+class SizeResult:
+    """What one cache takes. Sizes are exact integers in bytes; `str()` gives the report that the command prints.
+
+    `total_bytes` counts all ranks and sequences, `per_sequence_bytes` is the same for batch 1, and `per_token_bytes`
+    is what the next token of one sequence adds, unrounded, in the layers that still grow.
+    """
+
+    model: str
+    engine: str
+    engine_version: str
+    context: int
+    batch: int
+    dtype: str
+    kv_dtype: str
+    per_token_bytes: int
+    per_sequence_bytes: int
+    total_bytes: int
+    per_rank_bytes: tuple[int, ...]
+    weights_bytes: int | None
+    cache_passes_weights_at: int | None
+    max_context: int | None
+    breakdown: tuple[BreakdownRow, ...]
+    engine_report: dict[str, Any] = field(default_factory=dict)
+    log_lines: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as JSON data with the stable keys of `kvcalc size --json`."""
+        rows = [
+            {"label": row.label, "kind": row.kind, "layers": row.layers, "bytes": row.bytes} for row in self.breakdown
+        ]
+        return {
+            "schema": "kvcalc.size/1",
+            "model": self.model,
+            "engine": {"name": self.engine, "version": self.engine_version},
+            "context": self.context,
+            "batch": self.batch,
+            "dtype": self.dtype,
+            "kv_dtype": self.kv_dtype,
+            "per_token_bytes": self.per_token_bytes,
+            "per_sequence_bytes": self.per_sequence_bytes,
+            "total_bytes": self.total_bytes,
+            "per_rank_bytes": list(self.per_rank_bytes),
+            "weights_bytes": self.weights_bytes,
+            "cache_passes_weights_at": self.cache_passes_weights_at,
+            "max_context": self.max_context,
+            "breakdown": rows,
+            "engine_report": self.engine_report,
+            "log_lines": list(self.log_lines),
+            "assumptions": list(self.assumptions),
+            "warnings": list(self.warnings),
+        }
+
+    def report(self, units: str = "iec") -> str:
+        """Return the report for people, every main figure with its exact bytes."""
+        engine = f"{self.engine} {self.engine_version}".strip()
+        lines = [
+            f"{self.model}  context {self.context:,}, batch {self.batch:,}, KV {self.kv_dtype}, engine {engine}",
+            "",
+            f"KV cache      {format_exact(self.total_bytes, units)}",
+            f"per sequence  {format_exact(self.per_sequence_bytes, units)}",
+            f"per token     {format_exact(self.per_token_bytes, units)}",
+        ]
+        lines += self._rank_lines(units) + self._breakdown_lines(units) + self._weights_lines(units)
+        lines += [f"log: {line}" for line in self.log_lines]
+        lines += [f"assumed: {text}" for text in self.assumptions]
+        return "\n".join(lines)
+
+    __str__ = report
+
+    def _rank_lines(self, units: str) -> list[str]:
+        """The ranks, equal neighbours on one line."""
+        if len(self.per_rank_bytes) == 1:
+            return []
+        lines, start = ["", f"ranks ({len(self.per_rank_bytes)}, listed dp, pp, tp)"], 0
+        for index in range(1, len(self.per_rank_bytes) + 1):
+            if index == len(self.per_rank_bytes) or self.per_rank_bytes[index] != self.per_rank_bytes[start]:
+                name = f"{start}" if index - start == 1 else f"{start}-{index - 1}"
+                each = "" if index - start == 1 else " each"
+                lines.append(f"  {name:<11} {format_exact(self.per_rank_bytes[start], units)}{each}")
+                start = index
+        return lines
+
+    def _breakdown_lines(self, units: str) -> list[str]:
+        width = max((len(row.label) for row in self.breakdown), default=0)
+        lines = ["", "by kind of layer"]
+        for row in self.breakdown:
+            share = format_percent(row.bytes, self.total_bytes)
+            lines.append(
+                f"  {row.label:<{width}}  {row.layers:>4} layer{'s' if row.layers != 1 else ' '}"
+                f"  {format_bytes(row.bytes, units):>12}  {share:>7}  {row.detail}"
+            )
+        return lines
+
+    def _weights_lines(self, units: str) -> list[str]:
+        if self.weights_bytes is None:
+            return ["", "weights       unknown (the spec gives no parameter count)"]
+        lines = ["", f"weights       {format_exact(self.weights_bytes, units)}"]
+        per_batch = f"at batch {self.batch:,}"
+        if self.cache_passes_weights_at is None:
+            return [*lines, f"              the cache never passes the weights {per_batch}"]
+        beyond = self.max_context is not None and self.cache_passes_weights_at > self.max_context
+        note = f", beyond the trained {self.max_context:,}" if beyond else ""
+        return [*lines, f"              {per_batch} the cache passes them at context {self.cache_passes_weights_at:,}{note}"]
+
+
+def load(model: str | Path) -> ModelSpec:
+    """Return the ModelSpec of a name, an alias or a file; see `kvcalc models` for the names.
+
+    BadInput for an unknown name or missing file, SpecError for a faulty one.
+    """
+    return load_spec(str(model))
+
+
+def prepare(
+    model: str | Path | ModelSpec,
+    *,
+    engine: str = "ideal",
+    dtype: str | None = None,
+    kv_dtype: str | None = None,
+    weights: str | None = None,
+    tp: int = 1,
+    pp: int = 1,
+    dp: int = 1,
+    dcp: int = 1,
+    encoder_context: int | None = None,
+    options: Mapping[str, object] | None = None,
+) -> Setup:
+    """Return a model placed on an engine, ready to be evaluated at any context and batch.
+
+    `dtype` replaces the model's published element format, `kv_dtype` (`F` or `K/V`) the cache's, `weights` the
+    weights'. `options` are the engine's own, by its own names. BadInput for an unknown name or a value out of range,
+    UnsupportedByEngine where the engine (or a format, or a kind) cannot do what is asked.
+    """
+    spec = model if isinstance(model, ModelSpec) else load(model)
+    for name, value in (("tp", tp), ("pp", pp), ("dp", dp), ("dcp", dcp)):
+        _require_range(name, value, MAX_RANKS)
+    _require_range("tp * pp * dp", tp * pp * dp, MAX_RANKS)
+    profile = find_engine(engine)
+    parsed = profile.parse_options({key: str(value) for key, value in (options or {}).items() if value is not None})
+    stored = find_format(dtype or spec.dtype, "dtype")
+    kv = find_kv_formats(kv_dtype) if kv_dtype else (stored, stored)
+    deployment = Deployment(stored, kv, parsed, tp, pp, dp, dcp, kv_given=kv_dtype is not None)
+    if encoder_context is not None:
+        _require_cross(spec)
+        spec = with_encoder_context(spec, encoder_context)
+    placement = profile.place(spec, deployment)
+    weights_format = find_format(weights or stored.name, "weights format").name
+    assumptions = _assumptions(spec, dtype, encoder_context) + profile.assumptions(spec, deployment)
+    return Setup(spec, profile, deployment, placement, weights_format, assumptions)
+
+
+def size(
+    model: str | Path | ModelSpec,
+    *,
+    context: int,
+    batch: int = 1,
+    engine: str = "ideal",
+    dtype: str | None = None,
+    kv_dtype: str | None = None,
+    weights: str | None = None,
+    tp: int = 1,
+    pp: int = 1,
+    dp: int = 1,
+    dcp: int = 1,
+    encoder_context: int | None = None,
+    options: Mapping[str, object] | None = None,
+) -> SizeResult:
+    """Return the bytes of the cache of `batch` sequences of `context` tokens; arguments as for `prepare`.
+
+    >>> import kvcalc
+    >>> kvcalc.size("gpt2-small", context=4096, batch=8).total_bytes
+    1207959552
+    """
+    setup = prepare(
+        model,
+        engine=engine,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        weights=weights,
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        dcp=dcp,
+        encoder_context=encoder_context,
+        options=options,
+    )
+    return measure(setup, context, batch)
+
+
+def measure(setup: Setup, context: int, batch: int) -> SizeResult:
+    """Return the size of a prepared setup at one context and batch."""
+    check(setup, context, batch)
+    spec, placement = setup.spec, setup.placement
+    per_rank = placement.per_rank_bytes(context, batch)
+    uneven = batch % placement.dp
+    replicas = (
+        (f"each of the {placement.dp} replicas provides for {placement.local_batch(batch):,} sequences",)
+        if uneven
+        else ()
+    )
+    return SizeResult(
+        model=spec.name,
+        engine=setup.engine.name,
+        engine_version=setup.engine.version,
+        context=context,
+        batch=batch,
+        dtype=setup.deployment.dtype.name,
+        kv_dtype=setup.kv_dtype,
+        per_token_bytes=per_token_bytes(setup, context),
+        per_sequence_bytes=placement.total_bytes(context, 1),
+        total_bytes=sum(per_rank),
+        per_rank_bytes=per_rank,
+        weights_bytes=setup.weights_bytes(),
+        cache_passes_weights_at=_passes_weights_at(setup, batch),
+        max_context=spec.max_context,
+        breakdown=_breakdown(setup, context, batch),
+        engine_report=setup.engine.report(spec, setup.deployment, context, batch, placement),
+        log_lines=setup.engine.log_lines(spec, setup.deployment, context, batch),
+        assumptions=setup.assumptions + replicas,
+        warnings=warnings(spec, context),
+    )
+
+
+def check(setup: Setup, context: int, batch: int) -> None:
+    """Raise BadInput for a context or batch out of range, or one that the engine's options contradict."""
+    _require_range("context", context, MAX_TOKENS)
+    _require_range("batch", batch, MAX_TOKENS)
+    setup.engine.check(setup.spec, setup.deployment, context, batch)
+
+
+def per_token_bytes(setup: Setup, context: int) -> int:
+    """Return the unrounded bytes that token context + 1 of one sequence adds, over the ranks of its replica."""
+    growth = sum(rank.held.growth(context) for rank in setup.placement.ranks)
+    return int(growth)
+
+
+def warnings(spec: ModelSpec, context: int) -> tuple[str, ...]:
+    """Return what a user must know about this context, one sentence each."""
+    if spec.max_context is None or context <= spec.max_context:
+        return ()
+    return (f"{spec.name} was trained for {spec.max_context:,} positions; context {context:,} is beyond them",)
+
+
+def _breakdown(setup: Setup, context: int, batch: int) -> tuple[BreakdownRow, ...]:
+    """Return the bytes by named kind, over all ranks; kinds that keep nothing are listed with 0."""
+    placement = setup.placement
+    local, totals = placement.local_batch(batch), dict[str, int]()
+    for rank in placement.ranks:
+        for label, size_ in rank.admitted.by_label(context, local).items():
+            totals[label] = totals.get(label, 0) + size_ * placement.dp
+    rows = [
+        BreakdownRow(group.name, group.kind.name, len(group.indices), totals.pop(group.name, 0), group.kind.describe)
+        for group in setup.spec.groups()
+    ]
+    rows += [BreakdownRow(label, "engine", 0, size_, "held by the engine itself") for label, size_ in totals.items()]
+    empty = setup.spec.empty_layers()
+    if empty:
+        rows.append(BreakdownRow("none", "none", empty, 0, "MLP only, keeps nothing"))
+    return tuple(rows)
+
+
+def _passes_weights_at(setup: Setup, batch: int) -> int | None:
+    """Return the smallest context at which one replica's cache is larger than its weights; None if none is."""
+    weights = setup.weights_bytes()
+    if weights is None:
+        return None
+    largest = setup.placement.whole().max_tokens(weights, setup.placement.local_batch(batch))
+    return None if largest is None else largest + 1
+
+
+def _assumptions(spec: ModelSpec, dtype: str | None, encoder_context: int | None) -> tuple[str, ...]:
+    """Return the spec's assumptions that the user has not replaced."""
+    found = []
+    for name in spec.file.assumed:
+        if (name == "dtype" and dtype) or (name == "encoder_context" and encoder_context is not None):
+            continue
+        value = getattr(spec.file, name)
+        option = {"dtype": " (--dtype changes it)", "encoder_context": " (--encoder-ctx changes it)"}.get(name, "")
+        found.append(f"{name} {value}: the source of {spec.name} does not give it{option}")
+    return tuple(found)
+
+
+def _require_range(name: str, value: int, limit: int) -> None:
+    if not 1 <= value <= limit:
+        raise BadInput(f"{name} must be between 1 and {limit:,}, not {value:,}")
+
+
+def _require_cross(spec: ModelSpec) -> None:
+    if not any(isinstance(group.kind, Cross) for group in spec.groups()):
+        raise BadInput(f"{spec.name} has no cross-attention layers; drop the encoder context")

@@ -1,0 +1,156 @@
+"""What every engine profile is: it compiles a ModelSpec and a Deployment into a Placement, and nothing else."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from kvcalc.errors import BadInput, UnsupportedByEngine, did_you_mean
+from kvcalc.footprint import Placement
+from kvcalc.formats import Format, find_format
+from kvcalc.spec.kinds import CacheEntry
+from kvcalc.spec.model import Layer, LayerGroup, ModelSpec
+
+
+class EngineOptions(BaseModel):
+    """Base of the engines' own options (`-o KEY=VALUE`), by the engine's own names; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+AnyOptions = TypeVar("AnyOptions", bound=EngineOptions)
+
+
+@dataclass(frozen=True)
+class Deployment(Generic[AnyOptions]):
+    """How a model is served: element formats, parallelism, and the engine's options.
+
+    `dtype` is the model's element format, `kv` the formats of K and V; `kv_given` says whether the user chose them.
+    """
+
+    dtype: Format
+    kv: tuple[Format, Format]
+    options: AnyOptions
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    dcp: int = 1
+    kv_given: bool = False
+
+    def format_of(self, entry: CacheEntry) -> Format:
+        """Return the format that stores an entry."""
+        if entry.element == "k":
+            return self.kv[0]
+        if entry.element == "v":
+            return self.kv[1]
+        return self.dtype if entry.element == "model" else find_format(entry.element)
+
+
+class EngineProfile(ABC, Generic[AnyOptions]):
+    """One engine at one version. A profile is pure: it reads a spec and a deployment and returns plain data."""
+
+    name: ClassVar[str]
+    # The version whose rules the profile states; empty where the engine is a definition, not a program.
+    version: ClassVar[str]
+    # One sentence for `kvcalc engines`.
+    summary: ClassVar[str]
+    options_class: type[AnyOptions]
+
+    @abstractmethod
+    def place(self, spec: ModelSpec, deployment: Deployment[AnyOptions]) -> Placement:
+        """Return where the cache lies; UnsupportedByEngine says what the engine does not do."""
+
+    def check(self, spec: ModelSpec, deployment: Deployment[AnyOptions], context: int, batch: int) -> None:
+        """Raise BadInput where the engine's options contradict this context or batch."""
+
+    def report(
+        self, spec: ModelSpec, deployment: Deployment[AnyOptions], context: int, batch: int, placement: Placement
+    ) -> dict[str, Any]:
+        """Return the engine's own figures for one context and batch."""
+        return {"held_bytes": placement.held_bytes(context, batch)}
+
+    def log_lines(
+        self, spec: ModelSpec, deployment: Deployment[AnyOptions], context: int, batch: int
+    ) -> tuple[str, ...]:
+        """Return the lines that the engine itself would print, character by character; none if it prints none."""
+        return ()
+
+    def assumptions(self, spec: ModelSpec, deployment: Deployment[AnyOptions]) -> tuple[str, ...]:
+        """Return what the profile takes for granted, one sentence each."""
+        return ()
+
+    def parse_options(self, pairs: Mapping[str, str]) -> AnyOptions:
+        """Return the engine's options from `KEY=VALUE` texts; BadInput names the option and what it takes."""
+        known = self.options_class.model_fields
+        for key in pairs:
+            if key not in known:
+                hint = did_you_mean(key, known) or (f"; it takes {', '.join(known)}" if known else "; it takes none")
+                raise BadInput(f"engine {self.name} has no option '{key}'{hint}")
+        try:
+            return self.options_class.model_validate(dict(pairs))
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = str(first["loc"][0]) if first["loc"] else "option"
+            message = first["msg"].removeprefix("Value error, ")
+            raise BadInput(f"option {key}={pairs.get(key, '')}: {message[:1].lower()}{message[1:]}") from None
+
+
+def stages(spec: ModelSpec, pp: int) -> tuple[tuple[Layer, ...], ...]:
+    """Return the layers of every pipeline stage, as even as can be, the first stages taking the remainder."""
+    if pp > len(spec.layers):
+        raise UnsupportedByEngine(f"pp {pp} needs at least {pp} layers; {spec.name} has {len(spec.layers)}")
+    each, rest = divmod(len(spec.layers), pp)
+    bounds = [stage * each + min(stage, rest) for stage in range(pp + 1)]
+    return tuple(spec.layers[low:high] for low, high in zip(bounds, bounds[1:], strict=False))
+
+
+def group_layers(layers: Iterable[Layer]) -> tuple[LayerGroup, ...]:
+    """Return the named kinds of some layers, with indices counted within them."""
+    found: dict[str, LayerGroup] = {}
+    for index, layer in enumerate(layers):
+        for name, kind in zip(layer.names, layer.kinds, strict=True):
+            before = found[name].indices if name in found else ()
+            found[name] = LayerGroup(name, kind, (*before, index))
+    return tuple(found.values())
+
+
+def require_tp_divides_heads(groups: Iterable[LayerGroup], tp: int) -> None:
+    """Raise UnsupportedByEngine unless tensor parallelism splits the query heads of every layer evenly."""
+    for group in groups:
+        heads = group.kind.attention_heads
+        if heads is not None and heads % tp:
+            divisors = [str(size) for size in range(1, min(heads, 64) + 1) if heads % size == 0]
+            raise UnsupportedByEngine(f"tp {tp} does not divide the {heads} heads; use tp {' '.join(divisors)}")
+
+
+def shard_axes(entry: CacheEntry, tp: int) -> tuple[tuple[str, int], ...]:
+    """Return the entry's axes on one rank: the shard axis divided, or one copy each where there are more ranks.
+
+    UnsupportedByEngine where neither divides the other.
+    """
+    return tuple((name, _shard(name, size, tp) if name == entry.shard else size) for name, size in entry.axes)
+
+
+def _shard(axis: str, size: int, tp: int) -> int:
+    if size % tp == 0:
+        return size // tp
+    if tp % size == 0:
+        return 1
+    raise UnsupportedByEngine(f"tp {tp} neither divides the {size} {axis} nor is a multiple of them")
+
+
+def row_factors(axes: tuple[tuple[str, int], ...], row_axes: int, stored: Format) -> tuple[tuple[str, int], ...]:
+    """Return the named integers whose product is the bytes of one position: rows, then what a row takes."""
+    rows, row = axes[: len(axes) - row_axes], axes[len(axes) - row_axes :]
+    elements = math.prod(size for _, size in row)
+    if stored.row_bytes_extra:
+        return (*rows, ("row_bytes", stored.row_bytes(elements)))
+    if stored.block == 1:
+        return (*rows, *row, ("bytes", stored.block_bytes))
+    blocks = stored.row_bytes(elements) // stored.block_bytes
+    return (*rows, ("blocks_per_row", blocks), ("block_bytes", stored.block_bytes))

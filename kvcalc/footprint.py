@@ -1,0 +1,587 @@
+"""The algebra of memory: staircases in context and batch, summed exactly.
+
+A `Steps` counts units (tokens, blocks, padded cells, states) as a function of the context n and the batch b; a `Term`
+gives one such count its bytes and its reason; a `Footprint` is a sum of terms: one rank's whole batch. A `Placement`
+holds the footprints and pools of every rank. Nothing here knows a model, an engine or a third-party package: arrays
+are recognised by their behaviour, so that numpy stays optional.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
+
+from kvcalc.errors import BadInput
+
+Scope = Literal["sequence", "once", "pooled"]
+Role = Literal["k", "v", "latent", "conv", "ssm", "index"]
+RetentionRule = Literal["all", "window", "chunk", "state", "encoder", "compressed", "remainder", "onset"]
+
+# An int, or an int64 array of any shape; arrays broadcast against each other.
+Count: TypeAlias = Any
+
+_INT64_LIMIT = 2**63
+_JSON_EXACT = 2**53  # larger integers travel as strings: a double cannot hold them
+_BATCH_WITHOUT_END = 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """How many units are held: `m * (fixed + (min(rate * x, cap + cap_per_sequence * b) + shift) // width)`.
+
+    `x = max(n - start, 0)`, modulo `period` if set. `scope` is `sequence` (m = b), `once` (m = 1) or `pooled` (m = 1
+    and n * b takes n's place). Built by the named constructors below, never from bare numbers.
+    """
+
+    rate: int = 1
+    start: int = 0
+    period: int | None = None
+    cap: int | None = None
+    cap_per_sequence: int = 0
+    shift: int = 0
+    width: int = 1
+    fixed: int = 0
+    scope: Scope = "sequence"
+
+    def __post_init__(self) -> None:
+        """Reject what no rule means; a pooled count has no period, because its x advances by whole batches."""
+        low = min(self.rate, self.start, self.shift, self.fixed, self.cap_per_sequence, self.cap or 0)
+        if low < 0 or self.width < 1 or (self.period is not None and self.period < 1):
+            raise ValueError(f"not a staircase: {self}")
+        if self.scope == "pooled" and self.period is not None:
+            raise ValueError("a pooled count has no period")
+        if self.cap is None and self.cap_per_sequence:
+            raise ValueError("cap_per_sequence needs a cap")
+
+    @classmethod
+    def per_token(cls, block: int = 1, start: int = 0) -> Steps:
+        """Every token after the first `start`, in whole blocks of `block` tokens (the unit is a block)."""
+        return cls(start=start, shift=block - 1, width=block)
+
+    @classmethod
+    def window(cls, keep: int, block: int = 1, start: int = 0, spare: int = 0) -> Steps:
+        """The last `keep` tokens after `start`, in a ring of whole blocks, and `spare` blocks beside them."""
+        return cls(start=start, cap=keep, shift=block - 1, width=block, fixed=spare)
+
+    @classmethod
+    def released(cls, keep: int, block: int = 1, limit: int | None = None) -> Steps:
+        """Blocks wholly older than the last `keep` tokens, at most those of the first `limit` tokens.
+
+        The negative partner of `per_token` where an engine frees blocks by position instead of reusing a ring.
+        """
+        return cls(start=keep, cap=limit, width=block)
+
+    @classmethod
+    def chunk(cls, size: int, block: int = 1, keep: int | None = None, start: int = 0) -> Steps:
+        """The tokens of the current chunk of `size`, counted from `start`, of which at most `keep` stay.
+
+        With `start` 0 the first chunk begins at once; otherwise pair it with `onset(start)`, which adds the first unit.
+        """
+        cap = None if keep is None else keep - 1
+        return cls(start=start + 1, period=size, cap=cap, width=block, fixed=0 if start else 1)
+
+    @classmethod
+    def onset(cls, start: int) -> Steps:
+        """One unit as soon as there are more than `start` tokens."""
+        return cls(start=start, cap=1)
+
+    @classmethod
+    def compressed(cls, ratio: int, start: int = 0) -> Steps:
+        """One entry for every `ratio` whole tokens after `start`."""
+        return cls(start=start, width=ratio)
+
+    @classmethod
+    def remainder(cls, ratio: int, start: int = 0) -> Steps:
+        """The tokens after `start` that do not yet fill a group of `ratio`."""
+        return cls(start=start, period=ratio)
+
+    @classmethod
+    def constant(cls, units: int = 1) -> Steps:
+        """`units` for every sequence, whatever the context."""
+        return cls(rate=0, fixed=units)
+
+    @classmethod
+    def padded(cls, cells: int, unified: bool = False, keep: int | None = None, keep_per_sequence: int = 0) -> Steps:
+        """Tokens rounded up to whole groups of `cells`, per sequence or in one pool of all sequences' tokens."""
+        scope: Scope = "pooled" if unified else "sequence"
+        return cls(cap=keep, cap_per_sequence=keep_per_sequence, shift=cells - 1, width=cells, scope=scope)
+
+    def once(self) -> Steps:
+        """The same count, stored once for the whole batch."""
+        return replace(self, scope="once")
+
+    def capped(self, cap: int | None) -> Steps:
+        """The same count of at most `cap` tokens."""
+        return replace(self, cap=cap)
+
+    def count(self, n: Count, b: Count) -> Count:
+        """Return the units held at context n and batch b (ints, or int64 arrays that broadcast)."""
+        per_scope = self.per_scope(n, b)
+        return per_scope * b if self.scope == "sequence" else per_scope
+
+    def per_scope(self, n: Count, b: Count) -> Count:
+        """Return the units of one sequence (or of the batch, for `once` and `pooled`)."""
+        if self.rate == 0:
+            return self.fixed + self.shift // self.width
+        x = _at_least_zero((n * b if self.scope == "pooled" else n) - self.start)
+        if self.period is not None:
+            x = x % self.period
+        grown = x * self.rate
+        if self.cap is not None:
+            grown = _at_most(grown, self.cap + self.cap_per_sequence * b)
+        return self.fixed + (grown + self.shift) // self.width
+
+    def next_change(self, n: int, b: int) -> int | None:
+        """Return the smallest context above n at which the count differs from the one at n, None if there is none."""
+        if self.rate == 0:
+            return None
+        stride = b if self.scope == "pooled" else 1
+        position = max(stride * n - self.start, 0)
+        if self.period is None:
+            target = self._next_rise(position, b)
+        else:
+            target = self._next_in_period(position, b)
+        return None if target is None else -(-(target + self.start) // stride)
+
+    def corners(self, b: int) -> Iterator[int]:
+        """Yield the contexts where the staircase begins or stops to grow: its behaviour is regular between them."""
+        if self.rate == 0:
+            return
+        stride = b if self.scope == "pooled" else 1
+        yield self.start // stride + 1
+        if self.cap is not None and self.period is None:
+            full = -(-(self.cap + self.cap_per_sequence * b) // self.rate)
+            yield -(-(full + self.start) // stride)
+
+    def cycle(self, b: int) -> int:
+        """Return the number of contexts after which the staircase, where it grows, repeats its shape."""
+        if self.rate == 0:
+            return 1
+        if self.period is not None:
+            return self.period
+        stride = b if self.scope == "pooled" else 1
+        return self.width // math.gcd(self.rate * stride, self.width)
+
+    def growth(self, n: int, b: int) -> Fraction:
+        """Return the unrounded units that token n + 1 of one sequence adds: 0 where the count no longer grows.
+
+        Counts that return to the same value every period do not grow.
+        """
+        if self.rate == 0 or self.period is not None:
+            return Fraction(0)
+        before = max((n * b if self.scope == "pooled" else n) - self.start, 0) * self.rate
+        after = max((n * b + 1 if self.scope == "pooled" else n + 1) - self.start, 0) * self.rate
+        if self.cap is not None:
+            cap = self.cap + self.cap_per_sequence * b
+            before, after = min(before, cap), min(after, cap)
+        return Fraction(after - before, self.width)
+
+    def _next_rise(self, position: int, b: int) -> int | None:
+        """Return the x above `position` where the count next rises, None if the cap forbids it."""
+        cap = None if self.cap is None else self.cap + self.cap_per_sequence * b
+        grown = position * self.rate if cap is None else min(position * self.rate, cap)
+        needed = ((grown + self.shift) // self.width + 1) * self.width - self.shift
+        if cap is not None and needed > cap:
+            return None
+        return -(-needed // self.rate)
+
+    def _next_in_period(self, position: int, b: int) -> int | None:
+        """Return the x above `position` where a periodic count next rises or falls back."""
+        assert self.period is not None
+        inside = position % self.period
+        rise = self._next_rise(inside, b)
+        if rise is not None and rise < self.period:
+            return position - inside + rise
+        first = self._next_rise(0, b)
+        if first is None or first >= self.period:
+            return None
+        return position - inside + self.period
+
+
+@dataclass(frozen=True)
+class Term:
+    """One reason for memory: a named product of integers (`factors`) for every unit that `steps` counts.
+
+    `label` groups terms in reports (a kind's name in the spec), `kind` is its attention kind, `role` what the entry
+    is, `reason` the rule's source. The product may be negative: a partner that takes back what another term counts.
+    """
+
+    label: str
+    kind: str
+    role: Role
+    factors: tuple[tuple[str, int], ...]
+    steps: Steps
+    reason: str
+
+    @cached_property
+    def unit_bytes(self) -> int:
+        """Bytes of one unit: the product of the factors."""
+        return math.prod(value for _, value in self.factors)
+
+    def bytes(self, n: Count, b: Count) -> Count:
+        """Return the bytes at context n and batch b."""
+        return self.unit_bytes * self.steps.count(n, b)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the term as plain JSON data; integers above 2^53 become strings."""
+        steps = {name: getattr(self.steps, name) for name in Steps.__slots__}
+        numbers = {name: _json_int(value) if isinstance(value, int) else value for name, value in steps.items()}
+        factors = [[name, _json_int(value)] for name, value in self.factors]
+        texts = {"label": self.label, "kind": self.kind, "role": self.role, "reason": self.reason}
+        return {**texts, "unit_bytes": _json_int(self.unit_bytes), "factors": factors, **numbers}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Term:
+        """Return the term that `to_json` wrote."""
+        steps = {name: _from_json_int(data[name]) for name in Steps.__slots__}
+        factors = tuple((str(name), int(value)) for name, value in data["factors"])
+        return cls(data["label"], data["kind"], data["role"], factors, Steps(**steps), data["reason"])
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """A sum of terms: the bytes of one rank's whole batch, as a function of context and batch."""
+
+    terms: tuple[Term, ...] = ()
+
+    def __add__(self, other: Footprint) -> Footprint:
+        return Footprint(self.terms + other.terms)
+
+    def bytes(self, n: Count, b: Count = 1) -> Count:
+        """Return the bytes held at context n (>= 1) and batch b (>= 1).
+
+        Ints give an int. int64 arrays broadcast and give an int64 array of the same numbers; a result that int64
+        could not hold raises OverflowError, other array types TypeError. BadInput below 1.
+        """
+        if isinstance(n, int) and isinstance(b, int):
+            _require_positive(n, b)
+            return sum(unit * steps.count(n, b) for steps, unit in self._combined)
+        return self._array_bytes(_checked_array(n, "context"), _checked_array(b, "batch"))
+
+    def by_label(self, n: int, b: int = 1) -> dict[str, int]:
+        """Return the bytes of each label, in the order in which labels first appear."""
+        _require_positive(n, b)
+        totals: dict[str, int] = {}
+        for term in self.terms:
+            totals[term.label] = totals.get(term.label, 0) + term.bytes(n, b)
+        return totals
+
+    def growth(self, n: int) -> Fraction:
+        """Return the unrounded bytes that token n + 1 adds to one sequence."""
+        _require_positive(n, 1)
+        return sum((unit * steps.growth(n, 1) for steps, unit in self._combined), Fraction(0))
+
+    def next_step(self, n: int, b: int = 1) -> int | None:
+        """Return the smallest context above n at which the bytes differ from those at n; None if they never do."""
+        now, here = self.bytes(n, b), n
+        # Beyond the last corner the sum repeats its shape: one unchanged cycle there is unchanged for ever.
+        end = max([n, *self._corners(b)]) + self._cycle(b)
+        while True:
+            changes = [change for steps, _ in self._combined if (change := steps.next_change(here, b)) is not None]
+            if not changes or min(changes) > end:
+                return None
+            here = min(changes)
+            if self.bytes(here, b) != now:
+                return here
+
+    def peak(self, n: int, b: int = 1) -> int:
+        """Return the largest bytes at any context from 1 to n: what a sequence that grew to n once needed."""
+        if self._never_falls:
+            return int(self.bytes(n, b))
+        _require_positive(n, b)
+        starts = sorted({1, *(corner for corner in self._corners(b) if 1 < corner <= n)})
+        ends = [start - 1 for start in starts[1:]] + [n]
+        return max(self._peak_between(low, high, b) for low, high in zip(starts, ends, strict=True))
+
+    def max_tokens(self, budget: int, b: int = 1) -> int | None:
+        """Return the largest context that `budget` bytes hold for b sequences on the whole way there.
+
+        0 if not even one token fits; None if the footprint stops growing below the budget.
+        """
+        if self.peak(1, b) > budget:
+            return 0
+        settled = max([1, *self._corners(b)])
+        cycle = self._cycle(b)
+        if self.bytes(settled + cycle, b) <= self.bytes(settled, b) and self.peak(settled + cycle, b) <= budget:
+            return None
+        return _largest(lambda n: self.peak(n, b) <= budget)
+
+    def max_batch(self, budget: int, n: int) -> int | None:
+        """Return the largest batch of sequences of context n that `budget` bytes hold; 0 if none, None if any."""
+        if self.peak(n, 1) > budget:
+            return 0
+        if self.peak(n, _BATCH_WITHOUT_END) <= budget:
+            return None
+        return _largest(lambda b: self.peak(n, b) <= budget)
+
+    def sample(self, low: int, high: int, points: int, b: int = 1) -> tuple[tuple[int, int], ...]:
+        """Return about `points` (context, bytes) pairs from low to high: evenly spread, with every corner in reach."""
+        if not 1 <= low <= high or points < 2:
+            raise BadInput(f"cannot sample {points} points from {low} to {high}")
+        span = high - low
+        contexts = {low + span * index // (points - 1) for index in range(points)}
+        for corner in self._corners(b):
+            contexts.update(context for context in (corner - 1, corner) if low <= context <= high)
+        return tuple((context, int(self.bytes(context, b))) for context in sorted(contexts))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the footprint as plain JSON data."""
+        return {"schema": "kvcalc.footprint/1", "terms": [term.to_json() for term in self.terms]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Footprint:
+        """Return the footprint that `to_json` wrote."""
+        return cls(tuple(Term.from_json(term) for term in data["terms"]))
+
+    @cached_property
+    def _combined(self) -> tuple[tuple[Steps, int], ...]:
+        """The distinct staircases with their summed unit bytes: what evaluation needs of the terms."""
+        units: dict[Steps, int] = {}
+        for term in self.terms:
+            units[term.steps] = units.get(term.steps, 0) + term.unit_bytes
+        return tuple((steps, unit) for steps, unit in units.items() if unit)
+
+    @cached_property
+    def _never_falls(self) -> bool:
+        """Whether the bytes can only grow with the context."""
+        return all(unit > 0 and steps.period is None for steps, unit in self._combined)
+
+    def _corners(self, b: int) -> list[int]:
+        return [corner for steps, _ in self._combined for corner in steps.corners(b)]
+
+    def _cycle(self, b: int) -> int:
+        return math.lcm(*(steps.cycle(b) for steps, _ in self._combined))
+
+    def _peak_between(self, low: int, high: int, b: int) -> int:
+        """Return the peak over contexts low..high, between two corners: one cycle at its higher end holds it."""
+        cycle = self._cycle(b)
+        if high - low >= cycle:
+            rising = self.bytes(low + cycle, b) >= self.bytes(low, b)
+            low, high = (high - cycle + 1, high) if rising else (low, low + cycle - 1)
+        # A maximum stands at the end, or just before some staircase makes the sum fall.
+        candidates = {high}
+        for steps, unit in self._combined:
+            if unit > 0 and steps.period is None:
+                continue
+            change = steps.next_change(low, b)
+            while change is not None and change <= high:
+                candidates.add(change - 1)
+                change = steps.next_change(change, b)
+        return max(int(self.bytes(n, b)) for n in candidates)
+
+    def _array_bytes(self, n: Count, b: Count) -> Count:
+        """Return `bytes` of int64 arrays, after proving with Python ints that nothing overflows."""
+        top_n, top_b = _top(n), _top(b)
+        largest = sum(_bound(steps, top_n, top_b) * max(abs(unit), 1) for steps, unit in self._combined)
+        if largest >= _INT64_LIMIT:
+            raise OverflowError(f"context {top_n:,} and batch {top_b:,} need up to {largest:,} bytes, beyond int64")
+        per_sequence = sum(unit * steps.per_scope(n, b) for steps, unit in self._combined if steps.scope == "sequence")
+        shared = sum(unit * steps.per_scope(n, b) for steps, unit in self._combined if steps.scope != "sequence")
+        return per_sequence * b + shared + 0 * (n * b)  # the last summand gives constants the arrays' shape
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What a layer keeps of a sequence, free of any engine: a rule and its size in tokens (0 where it has none)."""
+
+    rule: RetentionRule
+    size: int = 0
+
+    @classmethod
+    def all(cls) -> Retention:
+        """Every token."""
+        return cls("all")
+
+    @classmethod
+    def window(cls, size: int) -> Retention:
+        """The last `size` tokens, the current one included."""
+        return cls("window", size)
+
+    @classmethod
+    def chunk(cls, size: int) -> Retention:
+        """The tokens of the current chunk of `size` tokens."""
+        return cls("chunk", size)
+
+    @classmethod
+    def state(cls) -> Retention:
+        """One state per sequence, whatever the context."""
+        return cls("state")
+
+    @classmethod
+    def encoder(cls, size: int) -> Retention:
+        """The encoder's `size` tokens, written once per sequence."""
+        return cls("encoder", size)
+
+    @classmethod
+    def compressed(cls, ratio: int) -> Retention:
+        """One entry for each `ratio` tokens seen whole."""
+        return cls("compressed", ratio)
+
+    @classmethod
+    def remainder(cls, ratio: int) -> Retention:
+        """The tokens that wait to fill the next group of `ratio`."""
+        return cls("remainder", ratio)
+
+    @classmethod
+    def onset(cls, start: int) -> Retention:
+        """One entry from the moment the context has reached `start` tokens."""
+        return cls("onset", start)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGroup:
+    """Layers that share one block table: their number, the tokens of a block, and what they keep."""
+
+    layers: int
+    block_tokens: int
+    retention: Retention
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Equal units that an allocator hands out: bytes of one, how many it never hands out, its share of the memory."""
+
+    label: str
+    unit_bytes: int
+    reserved_units: int
+    share: Fraction
+    groups: tuple[BlockGroup, ...]
+
+    def usable_units(self, budget: int) -> int:
+        """Return the units that can be handed out of `budget` bytes; never negative."""
+        return max(math.floor(budget * self.share) // self.unit_bytes - self.reserved_units, 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the pool as plain JSON data; the share is an exact fraction in text."""
+        groups = [
+            {"layers": group.layers, "block_tokens": group.block_tokens, "retention": _retention_json(group.retention)}
+            for group in self.groups
+        ]
+        counts = {"unit_bytes": _json_int(self.unit_bytes), "reserved_units": self.reserved_units}
+        return {"label": self.label, **counts, "share": str(self.share), "groups": groups}
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One device of a replica: its place, the bytes held now, the bytes reserved before a request is accepted."""
+
+    pp: int
+    tp: int
+    held: Footprint
+    admitted: Footprint
+    pools: tuple[Pool, ...] = ()
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the cache lies: the ranks of one replica (listed pp, then tp) and the number of equal replicas (dp)."""
+
+    ranks: tuple[Rank, ...]
+    dp: int = 1
+
+    def local_batch(self, batch: int) -> int:
+        """Return the sequences of one replica: all replicas provide for the fullest one."""
+        return -(-batch // self.dp)
+
+    def per_rank_bytes(self, n: int, batch: int) -> tuple[int, ...]:
+        """Return the admitted bytes of every rank, listed dp, pp, tp."""
+        local = self.local_batch(batch)
+        return tuple(int(rank.admitted.bytes(n, local)) for rank in self.ranks) * self.dp
+
+    def total_bytes(self, n: int, batch: int) -> int:
+        """Return the admitted bytes of all ranks and sequences."""
+        return sum(self.per_rank_bytes(n, batch))
+
+    def held_bytes(self, n: int, batch: int) -> int:
+        """Return the bytes in use of all ranks and sequences."""
+        local = self.local_batch(batch)
+        return self.dp * sum(int(rank.held.bytes(n, local)) for rank in self.ranks)
+
+    def whole(self) -> Footprint:
+        """Return the admitted bytes of one replica as a single footprint, all ranks added."""
+        return total(rank.admitted for rank in self.ranks)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the placement as plain JSON data."""
+        ranks = [
+            {
+                "pp": rank.pp,
+                "tp": rank.tp,
+                "held": rank.held.to_json(),
+                "admitted": rank.admitted.to_json(),
+                "pools": [pool.to_json() for pool in rank.pools],
+            }
+            for rank in self.ranks
+        ]
+        return {"schema": "kvcalc.placement/1", "dp": self.dp, "ranks": ranks}
+
+
+def _retention_json(retention: Retention) -> dict[str, Any]:
+    return {"rule": retention.rule, "size": retention.size}
+
+
+def _at_least_zero(x: Count) -> Count:
+    return max(x, 0) if isinstance(x, int) else x.clip(0, None)
+
+
+def _at_most(x: Count, cap: Count) -> Count:
+    """Return min(x, cap); either may be an array."""
+    if not isinstance(x, int):
+        return x.clip(None, cap)
+    return min(x, cap) if isinstance(cap, int) else cap.clip(None, x)
+
+
+def _top(x: Count) -> int:
+    return x if isinstance(x, int) else int(x.max(initial=1))
+
+
+def _bound(steps: Steps, n: int, b: int) -> int:
+    """Return an upper bound of every intermediate value of `count` at contexts up to n and batches up to b."""
+    grown = steps.rate * n * b + steps.shift + steps.start + (steps.cap or 0) + steps.cap_per_sequence * b
+    return max((steps.fixed + -(-grown // steps.width)) * (b if steps.scope == "sequence" else 1), grown)
+
+
+def _checked_array(value: Count, name: str) -> Count:
+    """Return `value` as an int or a non-empty int64 array of numbers >= 1."""
+    if isinstance(value, int):
+        _require_positive(value, 1)
+        return value
+    if str(getattr(value, "dtype", "")) != "int64":
+        raise TypeError(f"{name} must be an int or an int64 array, not {getattr(value, 'dtype', type(value).__name__)}")
+    if value.size and int(value.min()) < 1:
+        raise BadInput(f"{name} must be at least 1, not {int(value.min()):,}")
+    return value
+
+
+def _require_positive(n: int, b: int) -> None:
+    if n < 1 or b < 1:
+        name, value = ("context", n) if n < 1 else ("batch", b)
+        raise BadInput(f"{name} must be at least 1, not {value:,}")
+
+
+def _largest(fits: Any) -> int:
+    """Return the largest number that fits, given that 1 does, that fitting is monotone and that it ends."""
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _json_int(value: int) -> int | str:
+    return value if abs(value) <= _JSON_EXACT else str(value)
+
+
+def _from_json_int(value: Any) -> Any:
+    return int(value) if isinstance(value, str) and value.lstrip("-").isdigit() else value
+
+
+def total(footprints: Iterable[Footprint]) -> Footprint:
+    """Return the sum of footprints."""
+    return Footprint(tuple(term for footprint in footprints for term in footprint.terms))
