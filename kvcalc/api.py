@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvcalc.capacity import Capacity, capacity, max_batch
 from kvcalc.engines import find_engine
 from kvcalc.engines._base import Deployment, EngineProfile
-from kvcalc.errors import BadInput
-from kvcalc.footprint import Placement
+from kvcalc.errors import BadInput, UnsupportedByEngine
+from kvcalc.fit_result import FitResult, Rung
+from kvcalc.footprint import Placement, Retention
 from kvcalc.formats import find_format, find_kv_formats
-from kvcalc.spec.kinds import Cross
+from kvcalc.measure.cache import CacheTensor
+from kvcalc.output import fold
+from kvcalc.spec.kinds import CacheEntry, Cross
 from kvcalc.spec.load import load as load_spec
 from kvcalc.spec.model import ModelSpec
 from kvcalc.spec.resolve import with_encoder_context
-from kvcalc.units import MAX_TOKENS, format_bytes, format_exact, format_percent
+from kvcalc.units import MAX_BYTES, MAX_TOKENS, format_bytes, format_exact, format_percent
 
 MAX_RANKS = 4096
 
@@ -35,8 +39,7 @@ class Setup:
     @property
     def kv_dtype(self) -> str:
         """The cache's format: `fp16`, or `q8_0/q4_0` where K and V differ."""
-        key, value = self.deployment.kv
-        return key.name if key == value else f"{key.name}/{value.name}"
+        return self.engine.kv_dtype(self.deployment)
 
     def weights_bytes(self) -> int | None:
         """Return the bytes of one copy of the weights; None if the number of parameters is unknown."""
@@ -110,19 +113,25 @@ class SizeResult:
             "warnings": list(self.warnings),
         }
 
-    def report(self, units: str = "iec") -> str:
-        """Return the report for people, every main figure with its exact bytes."""
+    @property
+    def heading(self) -> str:
+        """The question in one line: model, context, batch, the cache's format, the engine."""
         engine = f"{self.engine} {self.engine_version}".strip()
+        return f"{self.model}  context {self.context:,}, batch {self.batch:,}, KV {self.kv_dtype}, engine {engine}"
+
+    def report(self, units: str = "iec") -> str:
+        """Return the report for people, every main figure with its exact bytes; running text folds at 78 columns."""
         lines = [
-            f"{self.model}  context {self.context:,}, batch {self.batch:,}, KV {self.kv_dtype}, engine {engine}",
+            fold(self.heading, hanging="  "),
             "",
             f"KV cache      {format_exact(self.total_bytes, units)}",
             f"per sequence  {format_exact(self.per_sequence_bytes, units)}",
             f"per token     {format_exact(self.per_token_bytes, units)}",
         ]
-        lines += self._rank_lines(units) + self._breakdown_lines(units) + self._weights_lines(units)
+        lines += self._rank_lines(units) + self._breakdown_lines(units) + self._engine_lines(units)
+        lines += self._weights_lines(units)
         lines += [f"log: {line}" for line in self.log_lines]
-        lines += [f"assumed: {text}" for text in self.assumptions]
+        lines += [fold(f"assumed: {text}", hanging="  ") for text in self.assumptions]
         return "\n".join(lines)
 
     __str__ = report
@@ -141,26 +150,44 @@ class SizeResult:
         return lines
 
     def _breakdown_lines(self, units: str) -> list[str]:
-        width = max((len(row.label) for row in self.breakdown), default=0)
+        """The kinds of layer: layers, bytes, share, and what such a layer is."""
+        label_width = max((len(row.label) for row in self.breakdown), default=0)
+        sizes = [format_bytes(row.bytes, units) for row in self.breakdown]
+        width = max(map(len, sizes), default=0)
         lines = ["", "by kind of layer"]
-        for row in self.breakdown:
+        for row, size_ in zip(self.breakdown, sizes, strict=True):
+            layers = f"{row.layers:>4} layer{'s' if row.layers != 1 else ' '}" if row.layers else " " * 11
             share = format_percent(row.bytes, self.total_bytes)
-            lines.append(
-                f"  {row.label:<{width}}  {row.layers:>4} layer{'s' if row.layers != 1 else ' '}"
-                f"  {format_bytes(row.bytes, units):>12}  {share:>7}  {row.detail}"
-            )
+            columns = f"  {row.label:<{label_width}} {layers}  {size_:>{width}}  {share:>7}  "
+            lines.append(fold(row.detail, columns, " " * len(columns)))
         return lines
 
+    def _engine_lines(self, units: str) -> list[str]:
+        """The engine's own figures, without those that only repeat the total; lists are left to JSON."""
+        shown = {
+            name.removesuffix("_bytes").replace("_", " "): (
+                format_exact(value, units) if name.endswith("_bytes") else f"{value:,}"
+            )
+            for name, value in self.engine_report.items()
+            if type(value) is int and not (name.endswith("_bytes") and value in (0, self.total_bytes))
+        }
+        width = max(map(len, shown), default=0)
+        lines = [f"  {name:<{width}}  {text}" for name, text in shown.items()]
+        return ["", f"as {self.engine} counts it", *lines] if lines else []
+
     def _weights_lines(self, units: str) -> list[str]:
+        """The weights, and the context at which the cache outgrows them."""
         if self.weights_bytes is None:
             return ["", "weights       unknown (the spec gives no parameter count)"]
         lines = ["", f"weights       {format_exact(self.weights_bytes, units)}"]
-        per_batch = f"at batch {self.batch:,}"
-        if self.cache_passes_weights_at is None:
-            return [*lines, f"              the cache never passes the weights {per_batch}"]
-        beyond = self.max_context is not None and self.cache_passes_weights_at > self.max_context
-        note = f", beyond the trained {self.max_context:,}" if beyond else ""
-        return [*lines, f"              {per_batch} the cache passes them at context {self.cache_passes_weights_at:,}{note}"]
+        passes = self.cache_passes_weights_at
+        if passes is None:
+            text = f"at batch {self.batch:,} the cache never passes the weights"
+        else:
+            beyond = self.max_context is not None and passes > self.max_context
+            note = f", beyond the trained {self.max_context:,}" if beyond else ""
+            text = f"at batch {self.batch:,} the cache passes them at context {passes:,}{note}"
+        return [*lines, fold(text, " " * 14)]
 
 
 def load(model: str | Path) -> ModelSpec:
@@ -281,6 +308,127 @@ def measure(setup: Setup, context: int, batch: int) -> SizeResult:
     )
 
 
+def fit(
+    model: str | Path | ModelSpec,
+    *,
+    kv_memory: int,
+    context: int | None = None,
+    batch: int = 1,
+    engine: str = "ideal",
+    dtype: str | None = None,
+    kv_dtype: str | None = None,
+    weights: str | None = None,
+    tp: int = 1,
+    pp: int = 1,
+    dp: int = 1,
+    dcp: int = 1,
+    encoder_context: int | None = None,
+    options: Mapping[str, object] | None = None,
+) -> FitResult:
+    """Return what `kv_memory` bytes for the cache on every rank hold; other arguments as for `prepare`.
+
+    `context` is the trained maximum unless given.
+
+    >>> import kvcalc
+    >>> kvcalc.fit("llama-3.1-8b", kv_memory=16 * 2**30, context=8192).max_batch
+    16
+    """
+    setup = prepare(
+        model,
+        engine=engine,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        weights=weights,
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        dcp=dcp,
+        encoder_context=encoder_context,
+        options=options,
+    )
+    return fit_into(setup, kv_memory, context, batch)
+
+
+def fit_into(setup: Setup, kv_memory: int, context: int | None, batch: int) -> FitResult:
+    """Return what a prepared setup holds in `kv_memory` bytes on every rank; BadInput for values out of range."""
+    spec, engine, deployment, placement = setup.spec, setup.engine, setup.deployment, setup.placement
+    asked = context if context is not None else spec.max_context
+    if asked is None:
+        raise BadInput(f"{spec.name} has no trained maximum; say for which context (--ctx)")
+    _require_range("kv memory", kv_memory, MAX_BYTES)
+    check(setup, asked, batch)
+    available = (kv_memory,) * len(placement.ranks)
+    own = engine.budget_report(spec, deployment, available, asked) or {}
+    context = own.get("max_model_len", asked)
+    budgets = engine.cache_budgets(spec, deployment, available)
+    found = capacity(placement, budgets, context, batch)
+    fits = found.fits and own.get("admitted", True)
+    lowered = (f"{engine.name} lowers the context from {asked:,} to {context:,}",) if context != asked else ()
+    return FitResult(
+        model=spec.name,
+        engine=engine.name,
+        engine_version=engine.version,
+        context=context,
+        batch=batch,
+        dtype=deployment.dtype.name,
+        kv_dtype=setup.kv_dtype,
+        fits=fits,
+        max_batch=found.max_batch,
+        max_context=_allowed_context(setup, found.max_context, context, batch),
+        budget_bytes=kv_memory,
+        weights_bytes=None,
+        binding=found.binding,
+        suggestions=() if fits else _suggestions(setup, found, context, batch, budgets == available),
+        ladder=_ladder(setup, budgets, context, batch),
+        engine_report={**engine.report(spec, deployment, context, batch, placement), **own},
+        assumptions=setup.assumptions,
+        warnings=warnings(spec, context) + lowered,
+    )
+
+
+def _allowed_context(setup: Setup, fitting: int | None, context: int, batch: int) -> int | None:
+    """Return the largest context that fits and that the engine's options allow, given that they allow `context`."""
+    if _allows(setup, fitting or MAX_TOKENS, batch) or (fitting is not None and fitting <= context):
+        return fitting
+    low, high = context, fitting or MAX_TOKENS
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _allows(setup, middle, batch) else (low, middle)
+    return low
+
+
+def _allows(setup: Setup, context: int, batch: int) -> bool:
+    try:
+        setup.engine.check(setup.spec, setup.deployment, context, batch)
+    except BadInput:
+        return False
+    return True
+
+
+def _ladder(setup: Setup, budgets: Sequence[int], context: int, batch: int) -> tuple[Rung, ...]:
+    """Return the largest batch at contexts that double from 1024 to the trained maximum, and at the one asked for."""
+    top = max(context, setup.spec.max_context or 0)
+    doubled = {1024 << step for step in range(40) if 1024 << step <= top}
+    return tuple(
+        Rung(each, max_batch(setup.placement, budgets, each))
+        for each in sorted(doubled | {context})
+        if _allows(setup, each, batch)
+    )
+
+
+def _suggestions(setup: Setup, found: Capacity, context: int, batch: int, memory_decides: bool) -> tuple[str, ...]:
+    """Return what one change would make it fit, one option each."""
+    texts = []
+    longest = _allowed_context(setup, found.max_context, context, batch)
+    if longest is not None and 0 < longest < context:
+        texts.append(f"--ctx {longest} is the largest context that fits at batch {batch:,}")
+    if found.max_batch is not None and 0 < found.max_batch < batch:
+        texts.append(f"--batch {found.max_batch} is the largest batch that fits at context {context:,}")
+    if memory_decides:
+        texts.append(f"--kv-memory {found.needed_memory} is the least that fits ({format_bytes(found.needed_memory)})")
+    return tuple(texts)
+
+
 def check(setup: Setup, context: int, batch: int) -> None:
     """Raise BadInput for a context or batch out of range, or one that the engine's options contradict."""
     _require_range("context", context, MAX_TOKENS)
@@ -299,6 +447,69 @@ def warnings(spec: ModelSpec, context: int) -> tuple[str, ...]:
     if spec.max_context is None or context <= spec.max_context:
         return ()
     return (f"{spec.name} was trained for {spec.max_context:,} positions; context {context:,} is beyond them",)
+
+
+def cache_tensors(setup: Setup, context: int, batch: int) -> tuple[CacheTensor, ...]:
+    """Return every tensor that the cache of `batch` sequences of `context` tokens consists of, layer by layer.
+
+    Written from what the kinds keep, not from the placement's terms, so that the two can be held against each other.
+    Covers the ideal engine on one device and without remedies; UnsupportedByEngine for anything else.
+    """
+    _require_plain_ideal(setup)
+    check(setup, context, batch)
+    return tuple(
+        _cache_tensor(group.name, entry, setup.deployment, context, batch)
+        for group in setup.spec.groups()
+        for _ in group.indices
+        for entry in group.kind.entries()
+    )
+
+
+def _require_plain_ideal(setup: Setup) -> None:
+    """Raise UnsupportedByEngine unless one device holds exactly the tokens that the layers need."""
+    deployment = setup.deployment
+    if setup.engine.name != "ideal":
+        raise UnsupportedByEngine(
+            f"only the ideal engine's cache can be laid out as tensors, not {setup.engine.name}'s"
+        )
+    for name in sorted(deployment.options.model_fields_set):
+        if getattr(deployment.options, name) != type(deployment.options).model_fields[name].default:
+            raise UnsupportedByEngine(f"a cache laid out as tensors has no {name}; drop it")
+    for name in ("tp", "pp", "dp"):
+        if getattr(deployment, name) > 1:
+            raise UnsupportedByEngine(
+                f"a cache laid out as tensors lies on one device; drop {name} {getattr(deployment, name)}"
+            )
+
+
+# torch's name of every format that it has; the others are laid out as rows of bytes.
+_TORCH_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "float8_e4m3fn"}
+
+
+def _cache_tensor(label: str, entry: CacheEntry, deployment: Deployment[Any], context: int, batch: int) -> CacheTensor:
+    """Return the tensor of one entry in one layer: [batch, positions kept, axes...], a state without positions."""
+    stored = deployment.format_of(entry)
+    kept = _positions(entry.retention, context)
+    leading = (batch,) if kept is None else (batch, kept)
+    if stored.name in _TORCH_DTYPES:
+        return CacheTensor(label, (*leading, *(size for _, size in entry.axes)), _TORCH_DTYPES[stored.name])
+    rows = tuple(size for _, size in entry.rows)
+    return CacheTensor(label, (*leading, *rows, stored.row_bytes(entry.row_elements)), "uint8")
+
+
+def _positions(retention: Retention, context: int) -> int | None:
+    """Return how many positions of a sequence of `context` tokens a layer keeps; None for a state, which has none."""
+    size = retention.size
+    return {
+        "all": context,
+        "window": min(context, size),
+        "chunk": (context - 1) % max(size, 1) + 1,
+        "state": None,
+        "encoder": size,
+        "compressed": context // max(size, 1),
+        "remainder": context % max(size, 1),
+        "onset": int(context >= size),
+    }[retention.rule]
 
 
 def _breakdown(setup: Setup, context: int, batch: int) -> tuple[BreakdownRow, ...]:

@@ -15,7 +15,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
-from kvcalc.errors import BadInput
+from kvcalc.errors import BadInput, UnsupportedByEngine
 
 Scope = Literal["sequence", "once", "pooled"]
 Role = Literal["k", "v", "latent", "conv", "ssm", "index"]
@@ -27,6 +27,7 @@ Count: TypeAlias = Any
 _INT64_LIMIT = 2**63
 _JSON_EXACT = 2**53  # larger integers travel as strings: a double cannot hold them
 _BATCH_WITHOUT_END = 2**64
+_MAX_FALLS = 200_000  # no engine's rules come near it; a search beyond it would not end in sensible time
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,76 +131,107 @@ class Steps:
         x = _at_least_zero((n * b if self.scope == "pooled" else n) - self.start)
         if self.period is not None:
             x = x % self.period
-        grown = x * self.rate
-        if self.cap is not None:
-            grown = _at_most(grown, self.cap + self.cap_per_sequence * b)
-        return self.fixed + (grown + self.shift) // self.width
+        return self.fixed + (self._grown(x, b) + self.shift) // self.width
 
     def next_change(self, n: int, b: int) -> int | None:
         """Return the smallest context above n at which the count differs from the one at n, None if there is none."""
-        if self.rate == 0:
-            return None
-        stride = b if self.scope == "pooled" else 1
+        changes = (self.next_rise(n, b), self.next_fall(n, b))
+        return min((change for change in changes if change is not None), default=None)
+
+    def next_rise(self, n: int, b: int) -> int | None:
+        """Return the smallest context above n at which the count is larger than just before, None if there is none."""
+        stride = self._stride(b)
         position = max(stride * n - self.start, 0)
-        if self.period is None:
-            target = self._next_rise(position, b)
-        else:
-            target = self._next_in_period(position, b)
-        return None if target is None else -(-(target + self.start) // stride)
+        begun = 0 if self.period is None else position - position % self.period
+        rise = self._rise(position - begun, b)
+        if rise is None and self.period is not None:
+            begun, rise = begun + self.period, self._rise(0, b)
+        return None if rise is None else -(-(begun + rise + self.start) // stride)
+
+    def next_fall(self, n: int, b: int) -> int | None:
+        """Return the smallest context above n at which a periodic count falls back, None if it never does."""
+        if self.period is None or self._rise(0, b) is None:
+            return None
+        position = max(n - self.start, 0)
+        return position - position % self.period + self.period + self.start
 
     def corners(self, b: int) -> Iterator[int]:
         """Yield the contexts where the staircase begins or stops to grow: its behaviour is regular between them."""
         if self.rate == 0:
             return
-        stride = b if self.scope == "pooled" else 1
+        stride = self._stride(b)
         yield self.start // stride + 1
         if self.cap is not None and self.period is None:
             full = -(-(self.cap + self.cap_per_sequence * b) // self.rate)
             yield -(-(full + self.start) // stride)
 
+    def onward(self, n: int, b: int) -> Steps | None:
+        """Return the steps that are taken from context n to the next corner, None if the count rests.
+
+        They start at 0, know no cap, and differ from the count by a constant: staircases that move alike are equal.
+        """
+        position = self._stride(b) * n - self.start
+        if self.rate == 0 or position <= 0:
+            return None
+        scope: Scope = "pooled" if self.scope == "pooled" else "once"
+        if self.period is not None:
+            repeated = replace(self, start=self.start % self.period, fixed=0, scope=scope)
+            return None if self._rise(0, b) is None else repeated
+        if self.cap is not None and position * self.rate >= self.cap + self.cap_per_sequence * b:
+            return None
+        shift = (self.shift - self.rate * self.start) % self.width
+        return Steps(rate=self.rate, shift=shift, width=self.width, scope=scope)
+
     def cycle(self, b: int) -> int:
-        """Return the number of contexts after which the staircase, where it grows, repeats its shape."""
-        if self.rate == 0:
-            return 1
+        """Return the number of contexts after which steps without corners repeat their shape."""
         if self.period is not None:
             return self.period
-        stride = b if self.scope == "pooled" else 1
-        return self.width // math.gcd(self.rate * stride, self.width)
+        return self.width // math.gcd(self.rate * self._stride(b), self.width)
+
+    def slope(self, b: int) -> Fraction:
+        """Return the units that steps without corners add for every context, in the long run."""
+        return Fraction(0) if self.period is not None else Fraction(self.rate * self._stride(b), self.width)
+
+    def swing(self, b: int) -> tuple[Fraction, Fraction]:
+        """Return how far steps without corners lie from the line of their slope: at the least and at the most."""
+        if self.period is not None:
+            return Fraction(self.per_scope(self.start, b)), Fraction(self.per_scope(self.start + self.period - 1, b))
+        grain = math.gcd(self.rate * self._stride(b), self.width)
+        rest = self.shift % grain  # remainders of the division are rest, rest + grain, ...
+        return Fraction(self.shift - (self.width - grain + rest), self.width), Fraction(self.shift - rest, self.width)
 
     def growth(self, n: int, b: int) -> Fraction:
         """Return the unrounded units that token n + 1 of one sequence adds: 0 where the count no longer grows.
 
-        Counts that return to the same value every period do not grow.
+        A periodic count grows in its first period; later it only returns to what it has been.
         """
-        if self.rate == 0 or self.period is not None:
+        before = max((n * b if self.scope == "pooled" else n) - self.start, 0)
+        after = max((n * b + 1 if self.scope == "pooled" else n + 1) - self.start, 0)
+        if self.rate == 0 or (self.period is not None and after >= self.period):
             return Fraction(0)
-        before = max((n * b if self.scope == "pooled" else n) - self.start, 0) * self.rate
-        after = max((n * b + 1 if self.scope == "pooled" else n + 1) - self.start, 0) * self.rate
-        if self.cap is not None:
-            cap = self.cap + self.cap_per_sequence * b
-            before, after = min(before, cap), min(after, cap)
-        return Fraction(after - before, self.width)
+        return Fraction(self._grown(after, b) - self._grown(before, b), self.width)
 
-    def _next_rise(self, position: int, b: int) -> int | None:
-        """Return the x above `position` where the count next rises, None if the cap forbids it."""
-        cap = None if self.cap is None else self.cap + self.cap_per_sequence * b
-        grown = position * self.rate if cap is None else min(position * self.rate, cap)
-        needed = ((grown + self.shift) // self.width + 1) * self.width - self.shift
-        if cap is not None and needed > cap:
-            return None
-        return -(-needed // self.rate)
+    def _stride(self, b: int) -> int:
+        """Return how far x advances when the context grows by one."""
+        return b if self.scope == "pooled" else 1
 
-    def _next_in_period(self, position: int, b: int) -> int | None:
-        """Return the x above `position` where a periodic count next rises or falls back."""
-        assert self.period is not None
-        inside = position % self.period
-        rise = self._next_rise(inside, b)
-        if rise is not None and rise < self.period:
-            return position - inside + rise
-        first = self._next_rise(0, b)
-        if first is None or first >= self.period:
+    def _grown(self, x: Count, b: Count) -> Count:
+        """Return rate * x, at most the cap."""
+        if self.cap is None:
+            return x * self.rate
+        # An array only where it must be one: the cap of most staircases is the same for every batch.
+        cap = self.cap + self.cap_per_sequence * b if self.cap_per_sequence else self.cap
+        return _at_most(x * self.rate, cap)
+
+    def _rise(self, x: int, b: int) -> int | None:
+        """Return the next x above `x`, in the same period, where the count rises; None if it does not rise again."""
+        if self.rate == 0:
             return None
-        return position - inside + self.period
+        needed = ((self._grown(x, b) + self.shift) // self.width + 1) * self.width - self.shift
+        if self.cap is not None and needed > self.cap + self.cap_per_sequence * b:
+            return None
+        rise: int = -(-needed // self.rate)
+        return None if self.period is not None and rise >= self.period else rise
 
 
 @dataclass(frozen=True)
@@ -254,8 +286,8 @@ class Footprint:
     def bytes(self, n: Count, b: Count = 1) -> Count:
         """Return the bytes held at context n (>= 1) and batch b (>= 1).
 
-        Ints give an int. int64 arrays broadcast and give an int64 array of the same numbers; a result that int64
-        could not hold raises OverflowError, other array types TypeError. BadInput below 1.
+        Ints give an int. int64 arrays broadcast and give an int64 array of the same numbers; OverflowError where int64
+        could not hold the terms at the largest context and batch, TypeError for other types. BadInput below 1.
         """
         if isinstance(n, int) and isinstance(b, int):
             _require_positive(n, b)
@@ -278,15 +310,17 @@ class Footprint:
     def next_step(self, n: int, b: int = 1) -> int | None:
         """Return the smallest context above n at which the bytes differ from those at n; None if they never do."""
         now, here = self.bytes(n, b), n
+        corners = sorted(self._corners(b))
+        settled = max([n, *corners[-1:]])
         # Beyond the last corner the sum repeats its shape: one unchanged cycle there is unchanged for ever.
-        end = max([n, *self._corners(b)]) + self._cycle(b)
-        while True:
-            changes = [change for steps, _ in self._combined if (change := steps.next_change(here, b)) is not None]
-            if not changes or min(changes) > end:
-                return None
-            here = min(changes)
+        end = settled + _cycle(self._onward(settled, b), b)
+        while here < end:
+            changes = [steps.next_change(here, b) for steps in self._onward(here, b)]
+            changes.append(next((corner for corner in corners if corner > here), None))
+            here = min((change for change in changes if change is not None), default=end)
             if self.bytes(here, b) != now:
                 return here
+        return None
 
     def peak(self, n: int, b: int = 1) -> int:
         """Return the largest bytes at any context from 1 to n: what a sequence that grew to n once needed."""
@@ -295,7 +329,7 @@ class Footprint:
         _require_positive(n, b)
         starts = sorted({1, *(corner for corner in self._corners(b) if 1 < corner <= n)})
         ends = [start - 1 for start in starts[1:]] + [n]
-        return max(self._peak_between(low, high, b) for low, high in zip(starts, ends, strict=True))
+        return max(self._highest(low, high, b) for low, high in zip(starts, ends, strict=True))
 
     def max_tokens(self, budget: int, b: int = 1) -> int | None:
         """Return the largest context that `budget` bytes hold for b sequences on the whole way there.
@@ -305,8 +339,8 @@ class Footprint:
         if self.peak(1, b) > budget:
             return 0
         settled = max([1, *self._corners(b)])
-        cycle = self._cycle(b)
-        if self.bytes(settled + cycle, b) <= self.bytes(settled, b) and self.peak(settled + cycle, b) <= budget:
+        moving = self._onward(settled, b)
+        if _slope(moving, b) <= 0 and self.peak(settled + _cycle(moving, b), b) <= budget:
             return None
         return _largest(lambda n: self.peak(n, b) <= budget)
 
@@ -314,18 +348,22 @@ class Footprint:
         """Return the largest batch of sequences of context n that `budget` bytes hold; 0 if none, None if any."""
         if self.peak(n, 1) > budget:
             return 0
-        if self.peak(n, _BATCH_WITHOUT_END) <= budget:
+        if self.peak(n, _BATCH_WITHOUT_END * (budget + 1)) <= budget:
             return None
         return _largest(lambda b: self.peak(n, b) <= budget)
 
     def sample(self, low: int, high: int, points: int, b: int = 1) -> tuple[tuple[int, int], ...]:
-        """Return about `points` (context, bytes) pairs from low to high: evenly spread, with every corner in reach."""
+        """Return (context, bytes) pairs from low to high: `points` evenly spread, and both sides of every corner.
+
+        So that a line through them is true, both sides of a periodic count's falls are there too, unless there are
+        more falls than points.
+        """
         if not 1 <= low <= high or points < 2:
             raise BadInput(f"cannot sample {points} points from {low} to {high}")
         span = high - low
         contexts = {low + span * index // (points - 1) for index in range(points)}
-        for corner in self._corners(b):
-            contexts.update(context for context in (corner - 1, corner) if low <= context <= high)
+        for turn in self._turns(low, high, points, b):
+            contexts.update(context for context in (turn - 1, turn) if low <= context <= high)
         return tuple((context, int(self.bytes(context, b))) for context in sorted(contexts))
 
     def to_json(self) -> dict[str, Any]:
@@ -353,35 +391,51 @@ class Footprint:
     def _corners(self, b: int) -> list[int]:
         return [corner for steps, _ in self._combined for corner in steps.corners(b)]
 
-    def _cycle(self, b: int) -> int:
-        return math.lcm(*(steps.cycle(b) for steps, _ in self._combined))
+    def _turns(self, low: int, high: int, most: int, b: int) -> Iterator[int]:
+        """Yield the corners, and the falls between low and high of periodic counts that have at most `most` there."""
+        for steps, _ in self._combined:
+            yield from steps.corners(b)
+            fall = steps.next_fall(low, b)
+            if fall is not None and steps.period is not None and (high - fall) // steps.period < most:
+                yield from range(fall, high + 1, steps.period)
 
-    def _peak_between(self, low: int, high: int, b: int) -> int:
-        """Return the peak over contexts low..high, between two corners: one cycle at its higher end holds it."""
-        cycle = self._cycle(b)
-        if high - low >= cycle:
-            rising = self.bytes(low + cycle, b) >= self.bytes(low, b)
-            low, high = (high - cycle + 1, high) if rising else (low, low + cycle - 1)
-        # A maximum stands at the end, or just before some staircase makes the sum fall.
-        candidates = {high}
+    def _onward(self, n: int, b: int) -> dict[Steps, int]:
+        """Return the steps taken from context n to the next corner with their bytes; those that cancel are left out."""
+        units: dict[Steps, int] = {}
         for steps, unit in self._combined:
-            if unit > 0 and steps.period is None:
-                continue
-            change = steps.next_change(low, b)
-            while change is not None and change <= high:
-                candidates.add(change - 1)
-                change = steps.next_change(change, b)
-        return max(int(self.bytes(n, b)) for n in candidates)
+            moving = steps.onward(n, b)
+            if moving is not None:
+                units[moving] = units.get(moving, 0) + unit * (b if steps.scope == "sequence" else 1)
+        return {steps: unit for steps, unit in units.items() if unit}
+
+    def _highest(self, low: int, high: int, b: int) -> int:
+        """Return the peak over contexts low..high, which have no corner but low.
+
+        There the bytes swing about a straight line, so the peak is near its higher end, and within one cycle of it.
+        In that reach it is the last context, or just before some staircase makes the sum fall.
+        """
+        moving = self._onward(low, b)
+        slope = _slope(moving, b)
+        end = high if slope >= 0 else low
+        top = slope * end + sum(unit * steps.swing(b)[unit > 0] for steps, unit in moving.items())
+        room = top - sum(unit * steps.per_scope(end, b) for steps, unit in moving.items())
+        reach = _cycle(moving, b) - 1
+        if slope:
+            reach = min(reach, math.floor(room / abs(slope)))
+        elif not room:
+            reach = 0
+        low, high = (max(low, high - reach), high) if slope >= 0 else (low, min(high, low + reach))
+        return max(int(self.bytes(n, b)) for n in (high, *_before_falls(moving, low, high, b)))
 
     def _array_bytes(self, n: Count, b: Count) -> Count:
         """Return `bytes` of int64 arrays, after proving with Python ints that nothing overflows."""
         top_n, top_b = _top(n), _top(b)
         largest = sum(_bound(steps, top_n, top_b) * max(abs(unit), 1) for steps, unit in self._combined)
-        if largest >= _INT64_LIMIT:
+        if max([largest, *(_largest_operand(steps, top_n, top_b) for steps, _ in self._combined)]) >= _INT64_LIMIT:
             raise OverflowError(f"context {top_n:,} and batch {top_b:,} need up to {largest:,} bytes, beyond int64")
         per_sequence = sum(unit * steps.per_scope(n, b) for steps, unit in self._combined if steps.scope == "sequence")
         shared = sum(unit * steps.per_scope(n, b) for steps, unit in self._combined if steps.scope != "sequence")
-        return per_sequence * b + shared + 0 * (n * b)  # the last summand gives constants the arrays' shape
+        return per_sequence * b + shared + 0 * n + 0 * b  # the last summands give constants the arrays' shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -539,10 +593,40 @@ def _top(x: Count) -> int:
     return x if isinstance(x, int) else int(x.max(initial=1))
 
 
+def _slope(moving: Mapping[Steps, int], b: int) -> Fraction:
+    return sum((unit * steps.slope(b) for steps, unit in moving.items()), Fraction(0))
+
+
+def _cycle(moving: Mapping[Steps, int], b: int) -> int:
+    return math.lcm(*(steps.cycle(b) for steps in moving))
+
+
+def _before_falls(moving: Mapping[Steps, int], low: int, high: int, b: int) -> Iterator[int]:
+    """Yield the contexts of low..high after which a periodic count falls back, or one with negative bytes rises."""
+    left = _MAX_FALLS
+    for steps, unit in moving.items():
+        fall = steps.next_fall(low, b) if unit > 0 else steps.next_rise(low, b)
+        while fall is not None and fall <= high:
+            yield fall - 1
+            fall = steps.next_fall(fall, b) if unit > 0 else steps.next_rise(fall, b)
+            left -= 1
+            if not left:
+                sizes = ", ".join(f"{steps.cycle(b):,}" for steps in moving)
+                raise UnsupportedByEngine(f"the peak of layers that repeat every {sizes} tokens is too far to search")
+
+
 def _bound(steps: Steps, n: int, b: int) -> int:
-    """Return an upper bound of every intermediate value of `count` at contexts up to n and batches up to b."""
-    grown = steps.rate * n * b + steps.shift + steps.start + (steps.cap or 0) + steps.cap_per_sequence * b
-    return max((steps.fixed + -(-grown // steps.width)) * (b if steps.scope == "sequence" else 1), grown)
+    """Return the largest count at any context up to n and batch up to b."""
+    if steps.period is None:
+        return int(steps.count(n, b))
+    top = steps.per_scope(steps.start + min(steps.period - 1, n), b)
+    return int(top * b if steps.scope == "sequence" else top)
+
+
+def _largest_operand(steps: Steps, n: int, b: int) -> int:
+    """Return an upper bound of every number that `per_scope` handles at contexts up to n and batches up to b."""
+    x = n * b if steps.scope == "pooled" else n
+    return max(x * steps.rate, (steps.cap or 0) + steps.cap_per_sequence * b) + steps.start + steps.shift + b
 
 
 def _checked_array(value: Count, name: str) -> Count:

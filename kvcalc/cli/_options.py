@@ -1,21 +1,57 @@
-"""Option groups that several commands share, so that they read and behave the same everywhere."""
+"""Options that several commands share, so that they read and behave the same everywhere."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
 from kvcalc.output import FORMATS
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 UNITS = ("iec", "si", "bytes")
 
+if TYPE_CHECKING:
+    _IntType = click.ParamType[int]
+    _TextType = click.ParamType[str]
+else:  # click made its types generic after 8.2
+    _IntType = _TextType = click.ParamType
 
-class TokenCount(click.ParamType):
+
+class Option(click.Option):
+    """An option that knows under which heading of the help page it stands."""
+
+    def __init__(self, *names: Any, section: str = "Options", **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        self.section = section
+
+
+class Command(click.Command):
+    """A command whose help page lists its arguments, then its options under headings, in order of appearance."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the arguments that need words, and the options, heading by heading."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            explained = getattr(param.type, "explained", "")
+            if isinstance(param, click.Option):
+                record = param.get_help_record(ctx)
+                if record is not None:
+                    sections.setdefault(getattr(param, "section", "Options"), []).append(record)
+            elif explained:
+                sections.setdefault("Arguments", []).append((param.human_readable_name, explained))
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+class TokenCount(_IntType):
     """A count of tokens or sequences: 4096, 4K, 128k, 1Mi."""
 
     name = "count"
@@ -27,7 +63,7 @@ class TokenCount(click.ParamType):
         return value if isinstance(value, int) else parse_tokens(value, _option_name(param))
 
 
-class ByteSize(click.ParamType):
+class ByteSize(_IntType):
     """A size in bytes: 24GiB, 24GB, 24564MiB or plain bytes."""
 
     name = "size"
@@ -39,41 +75,60 @@ class ByteSize(click.ParamType):
         return value if isinstance(value, int) else parse_bytes(value, _option_name(param))
 
 
-class ModelName(click.ParamType):
+class ModelName(_TextType):
     """A model: a catalogue name or alias, or a YAML spec's path."""
 
     name = "model"
+    explained = "A name or alias that 'kvcalc models' lists, or the path of a YAML spec."
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the names and aliases that start with what was typed, then files."""
+        from click.shell_completion import CompletionItem
+
         from kvcalc.spec.load import names
 
         found = sorted(name for name in names() if name.lower().startswith(incomplete.lower()))
         return [CompletionItem(name) for name in found] or [CompletionItem(incomplete, type="file")]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text as it is; it is looked up when the command runs."""
-        return str(value)
+        """Return the text as it is, unless it is empty; it is looked up when the command runs."""
+        return _not_empty(value, param)
 
 
-class Choice(click.ParamType):
-    """One of the names that a function lists when they are needed."""
+class Choice(_TextType):
+    """One of the names that a function lists when they are needed; `separators` divide a text of several."""
 
-    def __init__(self, name: str, list_names: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, name: str, list_names: Callable[[], Sequence[str]], separators: str = "") -> None:
         self.name = name
         self.list_names = list_names
+        self.separators = separators
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return the names that start with what was typed."""
-        return [CompletionItem(name) for name in self.list_names() if name.startswith(incomplete)]
+        """Return the names that go on from what was typed after the last separator."""
+        from click.shell_completion import CompletionItem
+
+        start = max((incomplete.rfind(separator) for separator in self.separators), default=-1) + 1
+        before, last = incomplete[:start], incomplete[start:]
+        return [CompletionItem(before + name) for name in self.list_names() if name.startswith(last)]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text as it is; it is looked up when the command runs."""
-        return str(value)
+        """Return the text as it is, unless it is empty; it is looked up when the command runs."""
+        return _not_empty(value, param)
+
+
+def _not_empty(value: Any, param: click.Parameter | None) -> str:
+    from kvcalc.errors import BadInput
+
+    text = str(value)
+    if not text.strip():
+        raise BadInput(f"{_option_name(param)} is empty")
+    return text
 
 
 def _option_name(param: click.Parameter | None) -> str:
-    return param.opts[0] if param is not None and param.opts else "value"
+    if param is None or isinstance(param, click.Argument):
+        return param.human_readable_name if param else "value"
+    return param.opts[0]
 
 
 def _engines() -> Sequence[str]:
@@ -88,10 +143,19 @@ def _formats() -> Sequence[str]:
     return list(ELEMENT_FORMATS)
 
 
+FORMAT = Choice("format", _formats)
+KV_FORMATS = Choice("format", _formats, separators="/,")
+ENGINE = Choice("engine", _engines)
+ENGINES = Choice("engine", _engines, separators=",")
+
 model_argument = click.argument("model", type=ModelName())
 models_argument = click.argument("models", type=ModelName(), nargs=-1)
 context_option = click.option(
-    "--ctx", "context", type=TokenCount(), required=True, help="Tokens of one sequence: 4096, 4K, 128k, 1Mi."
+    "--ctx",
+    "context",
+    type=TokenCount(),
+    required=True,
+    help="Tokens of one sequence: 4096, 4K, 1Mi (k is 1000).",
 )
 batch_option = click.option(
     "--batch", type=TokenCount(), default=1, show_default=True, help="Sequences, over all data-parallel replicas."
@@ -99,32 +163,41 @@ batch_option = click.option(
 
 
 def output_options(function: AnyFunction) -> AnyFunction:
-    """Add --format, --json and --units."""
+    """Add --format, --json and --units; `chosen_style` reads them."""
+    add = partial(click.option, cls=Option, section="Output")
     decorators = (
-        click.option("--format", "style", type=click.Choice(FORMATS), default="table", help="Form of the answer."),
-        click.option("--json", "as_json", is_flag=True, help="Short for --format json."),
-        click.option("--units", type=click.Choice(UNITS), default="iec", help="Units of sizes for people: KiB, kB, bytes."),
+        add("--format", "style", type=click.Choice(FORMATS), help="Form of the answer; table unless given."),
+        add("--json", "as_json", is_flag=True, help="Short for --format json."),
+        add(
+            "--units",
+            type=click.Choice(UNITS),
+            default="iec",
+            show_default=True,
+            help="Sizes in tables: KiB MiB.., kB MB.., bytes.",
+        ),
     )
     return _apply(decorators, function)
 
 
 def deployment_options(function: AnyFunction) -> AnyFunction:
     """Add what decides where and how the cache is stored; `deployment_arguments` turns it into API arguments."""
-    formats, degrees = Choice("format", _formats), {"type": int, "default": 1, "metavar": "N"}
+    stored = partial(click.option, cls=Option, section="Stored as")
+    split = partial(click.option, cls=Option, section="Split over devices", type=int, default=1, metavar="N")
+    engine = partial(click.option, cls=Option, section="Engine")
     decorators = (
-        click.option("--engine", type=Choice("engine", _engines), default="ideal", help="Whose rules: see 'kvcalc engines'."),
-        click.option("--dtype", type=formats, help="Element format of the model instead of the published one."),
-        click.option("--kv-dtype", metavar="F[/F]", type=formats, help="Format of the cache, or of K and V: q8_0/q4_0."),
-        click.option("--weights", type=formats, help="Format of the weights."),
-        click.option("--tp", **degrees, help="Tensor parallelism: ranks that split the heads."),
-        click.option("--pp", **degrees, help="Pipeline parallelism: stages that hold their layers."),
-        click.option("--dp", **degrees, help="Data parallelism: replicas that share the batch."),
-        click.option("--dcp", **degrees, help="Decode context parallelism: ranks that split a sequence's tokens."),
-        click.option("--encoder-ctx", "encoder_context", type=TokenCount(), help="Encoder positions (cross-attention)."),
-        click.option("--reserve-ctx", type=TokenCount(), help="Ideal engine: reserve every sequence for N tokens."),
-        click.option("--evict", metavar="RULE", help="Ideal engine: window:W[,sinks:S] or budget:N."),
-        click.option("--shared-prefix", type=TokenCount(), help="Ideal engine: first N tokens stored once."),
-        click.option("-o", "pairs", multiple=True, metavar="KEY=VALUE", help="The engine's own option, by its own name."),
+        stored("--kv-dtype", metavar="F[/F]", type=KV_FORMATS, help="Format of the cache, or of K and V: q8_0/q4_0."),
+        stored("--dtype", type=FORMAT, help="Format of the model instead of the published one."),
+        stored("--weights", type=FORMAT, help="Format of the weights, where it is not the model's."),
+        stored("--encoder-ctx", "encoder_context", type=TokenCount(), help="Encoder positions (cross-attention)."),
+        split("--tp", help="Tensor parallelism: ranks that split the heads."),
+        split("--pp", help="Pipeline parallelism: stages that split the layers."),
+        split("--dp", help="Data parallelism: replicas that split the batch."),
+        split("--dcp", help="Decode context parallelism: ranks that split a sequence."),
+        engine("--engine", type=ENGINE, default="ideal", show_default=True, help="Whose rules: 'kvcalc engines'."),
+        engine("-o", "pairs", multiple=True, metavar="KEY=VALUE", help="The engine's own option, by its own name."),
+        engine("--reserve-ctx", type=TokenCount(), help="Ideal: every sequence reserves this many tokens."),
+        engine("--evict", metavar="RULE", help="Ideal: keep window:W[,sinks:S] or budget:N tokens."),
+        engine("--shared-prefix", type=TokenCount(), help="Ideal: first tokens stored once for the batch."),
     )
     return _apply(decorators, function)
 
@@ -155,7 +228,9 @@ def deployment_arguments(given: dict[str, Any]) -> dict[str, Any]:
 def chosen_style(given: dict[str, Any]) -> tuple[str, str]:
     """Return (style, units) from the parameters that `output_options` added, taking them out."""
     as_json, style, units = given.pop("as_json"), given.pop("style"), given.pop("units")
-    return ("json" if as_json else style), units
+    if as_json and style not in (None, "json"):
+        raise click.UsageError(f"--json contradicts --format {style}; give one of them")
+    return ("json" if as_json else style or "table"), units
 
 
 def warn(texts: Sequence[str]) -> None:

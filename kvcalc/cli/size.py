@@ -9,7 +9,7 @@ import click
 from kvcalc.cli import _options as shared
 
 
-@click.command(epilog="Example: kvcalc size gpt2-small --ctx 4096 --batch 8")
+@click.command(cls=shared.Command, epilog="Example: kvcalc size gpt2-small --ctx 4096 --batch 8")
 @shared.model_argument
 @shared.context_option
 @shared.batch_option

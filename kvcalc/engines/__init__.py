@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvcalc.engines._base import EngineProfile
 from kvcalc.errors import BadInput, did_you_mean
 
+if TYPE_CHECKING:  # profiles need pydantic; their names, which shell completion lists, do not
+    from kvcalc.engines._base import EngineProfile
+
 # Engine name -> module in this package; each module calls its profile ENGINE.
-ENGINES = {"ideal": "ideal"}
+ENGINES = {"ideal": "ideal", "transformers": "transformers", "llama.cpp": "llama_cpp", "ollama": "ollama", "vllm": "vllm"}
 
 
 def find_engine(name: str) -> EngineProfile[Any]:

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from kvcalc.errors import BadInput, UnsupportedByEngine, did_you_mean
 from kvcalc.footprint import Placement
 from kvcalc.formats import Format, find_format
+from kvcalc.spec.documented import Documented
 from kvcalc.spec.kinds import CacheEntry
 from kvcalc.spec.model import Layer, LayerGroup, ModelSpec
 
 
-class EngineOptions(BaseModel):
+class EngineOptions(Documented):
     """Base of the engines' own options (`-o KEY=VALUE`), by the engine's own names; unknown keys are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 AnyOptions = TypeVar("AnyOptions", bound=EngineOptions)
@@ -79,6 +78,34 @@ class EngineProfile(ABC, Generic[AnyOptions]):
     ) -> tuple[str, ...]:
         """Return the lines that the engine itself would print, character by character; none if it prints none."""
         return ()
+
+    def kv_dtype(self, deployment: Deployment[AnyOptions]) -> str:
+        """Return the cache's format as reports name it: `fp16`, or `q8_0/q4_0` where K and V differ."""
+        key, value = deployment.kv
+        return key.name if key == value else f"{key.name}/{value.name}"
+
+    def cache_budgets(
+        self,
+        spec: ModelSpec,
+        deployment: Deployment[AnyOptions],
+        kv_bytes_per_rank: Sequence[int],
+    ) -> tuple[int, ...]:
+        """Return the bytes that every rank of a replica gives its cache, of those available to it (pp, then tp)."""
+        return tuple(kv_bytes_per_rank)
+
+    def budget_report(
+        self,
+        spec: ModelSpec,
+        deployment: Deployment[AnyOptions],
+        kv_bytes_per_rank: Sequence[int],
+        context: int,
+    ) -> dict[str, Any] | None:
+        """Return what the engine itself would report for that memory on every rank; None if it reports nothing.
+
+        Where the engine refuses to start, `admitted` is false and `admission_error` its words; `max_model_len` is the
+        context that it settles on, and `log_lines` what it prints.
+        """
+        return None
 
     def assumptions(self, spec: ModelSpec, deployment: Deployment[AnyOptions]) -> tuple[str, ...]:
         """Return what the profile takes for granted, one sentence each."""

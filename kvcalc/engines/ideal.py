@@ -113,7 +113,9 @@ class Ideal(EngineProfile[Options]):
         """Raise BadInput for a context beyond the reservation or shorter than the shared prefix."""
         options = deployment.options
         if options.reserve_ctx is not None and context > options.reserve_ctx:
-            raise BadInput(f"context {context:,} exceeds --reserve-ctx {options.reserve_ctx:,}; reserve at least as much")
+            raise BadInput(
+                f"context {context:,} exceeds --reserve-ctx {options.reserve_ctx:,}; reserve at least as much"
+            )
         if options.shared_prefix > context:
             raise BadInput(f"--shared-prefix {options.shared_prefix:,} exceeds the context {context:,}")
 
@@ -148,9 +150,7 @@ def _terms(group: LayerGroup, entry: CacheEntry, deployment: Deployment[Options]
     unit = (("layers", len(group.indices)), *position)
     shares = _shares(entry.retention, deployment.options, group, paged)
     reason = group.kind.rule_source
-    return [
-        Term(group.name, group.kind.name, entry.role, (*unit, *more), steps, reason) for steps, more in shares
-    ]
+    return [Term(group.name, group.kind.name, entry.role, (*unit, *more), steps, reason) for steps, more in shares]
 
 
 def _shares(retention: Retention, options: Options, group: LayerGroup, paged: bool) -> list[_Share]:
@@ -175,15 +175,28 @@ def _blocks(steps: Steps, block: int, sign: int = 1) -> _Share:
 
 
 def _limits(retention: Retention, options: Options) -> tuple[int | None, int]:
-    """Return the recent tokens that a layer keeps (None: all) and the sinks it keeps beside them."""
+    """Return the recent tokens that a layer keeps (None: all) and the sinks it keeps beside them.
+
+    Eviction leaves a layer alone whose own window is no wider. A wider window keeps the sinks that it has room for
+    beside the recent tokens (StreamingLLM counts positions within the cache, so that it sees them).
+    """
     window = retention.size if retention.rule == "window" else None
     eviction = options.eviction
     if eviction is None or (window is not None and window <= eviction.window):
         return window, 0
-    if window is None:
-        return eviction.window, eviction.sinks
-    # A layer whose own window is wider than the eviction's keeps no sink that it could not see.
-    return min(window, eviction.window + eviction.sinks), 0
+    if eviction.which_depends_on_data and options.shared_tokens:
+        raise UnsupportedByEngine(
+            "--evict budget:N with --shared-prefix is not covered: which prefix tokens survive depends on the data; "
+            "use --evict window:W,sinks:S"
+        )
+    room = eviction.sinks if window is None else window - eviction.window
+    return eviction.window, min(eviction.sinks, room)
+
+
+def _chunk_limit(size: int, options: Options) -> int | None:
+    """Return how many tokens of its current chunk a chunked layer keeps; None: all."""
+    eviction = options.eviction
+    return None if eviction is None or size <= eviction.window else min(size, eviction.window + eviction.sinks)
 
 
 def _tokens(retention: Retention, options: Options, block: int) -> list[_Share]:
@@ -197,7 +210,6 @@ def _tokens(retention: Retention, options: Options, block: int) -> list[_Share]:
     if not prefix:
         keep = None if window is None else window + sinks
         return [_blocks(Steps.per_token(block) if keep is None else Steps.window(keep, block), block)]
-    _refuse_data_dependent(options)
     shared = _blocks(Steps.per_token(block).capped(prefix).once(), block)
     if window is None:
         return [shared, _blocks(Steps.per_token(block, start=prefix), block)]
@@ -211,8 +223,7 @@ def _tokens(retention: Retention, options: Options, block: int) -> list[_Share]:
 
 def _chunk(size: int, options: Options, block: int) -> list[_Share]:
     """Chunked layers: the current chunk; while it still holds prefix tokens, those once and the rest per sequence."""
-    eviction, prefix = options.eviction, options.shared_tokens
-    keep = None if eviction is None else min(size, eviction.window + eviction.sinks)
+    keep, prefix = _chunk_limit(size, options), options.shared_tokens
     if not prefix:
         return [_blocks(Steps.chunk(size, block, keep), block)]
     if keep is not None or size % block:
@@ -251,32 +262,20 @@ def _compressed(retention: Retention, options: Options) -> list[_Share]:
 
 
 def _reserved(retention: Retention, options: Options, reserve: int, block: int) -> list[_Share]:
-    """What is set aside for `reserve` tokens from the start: constants, a shared prefix once."""
+    """What is set aside from the start: the most tokens that are kept on the way to `reserve`, a shared prefix once."""
     prefix = min(options.shared_tokens, reserve)
-    if prefix:
-        _refuse_data_dependent(options)
     if retention.rule == "chunk":
-        window, sinks = retention.size, 0
-        if options.eviction is not None:
-            window = min(window, options.eviction.window + options.eviction.sinks)
+        kept = _chunk_limit(retention.size, options) or retention.size
+        end = -(-prefix // retention.size) * retention.size  # where the chunk in which the prefix ends is left behind
+        own, shared = max(min(reserve, end) - prefix, min(reserve - end, kept)), min(prefix, kept)
     else:
         limit, sinks = _limits(retention, options)
         window = reserve if limit is None else limit
-    own = min(reserve - prefix, window + max(sinks - prefix, 0))
+        own, shared = min(reserve - prefix, window + max(sinks - prefix, 0)), min(prefix, window + sinks)
     shares = [_blocks(Steps.constant(-(-own // block)), block)]
     if prefix:
-        shared = min(prefix, window + sinks)
         shares.append(_blocks(Steps.constant(-(-shared // block)).once(), block))
     return shares
-
-
-def _refuse_data_dependent(options: Options) -> None:
-    eviction = options.eviction
-    if eviction is not None and eviction.which_depends_on_data:
-        raise UnsupportedByEngine(
-            "--evict budget:N with --shared-prefix is not covered: which prefix tokens survive depends on the data; "
-            "use --evict window:W,sinks:S"
-        )
 
 
 ENGINE = Ideal()

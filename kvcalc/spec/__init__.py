@@ -1,0 +1,1 @@
+"""From files to a ModelSpec: the YAML reader, the kinds, the catalogue."""

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from kvcalc.spec.documented import Documented
 from kvcalc.spec.kinds import Kind
 from kvcalc.spec.kinds._base import Dimension, OptionalDimension, Tokens
 
@@ -19,10 +20,8 @@ LayerCount = Annotated[int, Field(strict=True, ge=1, le=10_000)]
 NO_KIND = "none"
 
 
-class Source(BaseModel):
+class Source(Documented):
     """Where a model's numbers come from."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     url: Annotated[str, Field(strict=True, min_length=1, max_length=500)]
     """Address of the published config, or of the public file that transcribes it."""
@@ -32,10 +31,8 @@ class Source(BaseModel):
     """Anything a reader must know about the source."""
 
 
-class SpecFile(BaseModel):
+class SpecFile(Documented):
     """A model spec as written in YAML; `kinds` and `pattern` are left out by models with one kind of layer."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: Name
     """The model's name in kvcalc, lower case by convention."""

@@ -8,7 +8,8 @@ from pydantic import ValidationError
 
 from kvcalc.errors import BadInput, Problem, SpecError, did_you_mean
 from kvcalc.formats import find_format
-from kvcalc.spec.kinds import KINDS, STATE_VARIANTS, Cross, Full, Heads, Kind, Shared
+from kvcalc.spec.documented import Documented
+from kvcalc.spec.kinds import KINDS, STATE_VARIANTS, Cross, Heads, Kind, Shared
 from kvcalc.spec.model import NO_KIND, Layer, ModelSpec, SpecFile
 from kvcalc.spec.yaml_tree import Path_, Tree
 
@@ -58,7 +59,7 @@ def _spec_file(tree: Tree, problems: list[Problem]) -> SpecFile | None:
     try:
         return SpecFile.model_validate(tree.data)
     except ValidationError as error:
-        problems.extend(_explain(item, (), tree, SpecFile.model_fields) for item in error.errors())
+        problems.extend(_explain(item, (), tree, SpecFile) for item in error.errors())
         return None
 
 
@@ -108,7 +109,7 @@ def _kind(written: dict[str, Any], path: Path_, tree: Tree, problems: list[Probl
     try:
         kind = kind_class.model_validate(merged)
     except ValidationError as error:
-        problems.extend(_explain(item, path, tree, kind_class.model_fields) for item in error.errors())
+        problems.extend(_explain(item, path, tree, kind_class) for item in error.errors())
         return None
     if isinstance(kind, Heads) and kind.heads % kind.kv_heads:
         message = f"heads {kind.heads} is not divisible by kv_heads {kind.kv_heads}"
@@ -123,14 +124,14 @@ def _kind_class(written: dict[str, Any], path: Path_, tree: Tree, problems: list
     if name is None:
         problems.append(tree.problem(path, f"has no 'kind'; write one of {', '.join(KINDS)}", True))
         return None
-    if name not in KINDS:
+    if not isinstance(name, str) or name not in KINDS:
         hint = did_you_mean(str(name), KINDS) or f"; known: {', '.join(KINDS)}"
         problems.append(tree.problem((*path, "kind"), f"unknown kind '{name}'{hint}"))
         return None
     if name != "state":
         return KINDS[name]
     variant = written.get("variant")
-    if variant not in STATE_VARIANTS:
+    if not isinstance(variant, str) or variant not in STATE_VARIANTS:
         hint = did_you_mean(str(variant), STATE_VARIANTS) or f"; known: {', '.join(STATE_VARIANTS)}"
         problems.append(tree.problem((*path, "variant"), f"unknown state variant '{variant}'{hint}"))
         return None
@@ -144,9 +145,8 @@ def _inherited(written: dict[str, Any], top: dict[str, Any], known: set[str]) ->
     if "kv_heads" in known and "kv_heads" not in merged and isinstance(heads, int):
         merged["kv_heads"] = heads
     hidden = top.get("hidden_size")
-    divides = isinstance(heads, int) and isinstance(hidden, int) and heads > 0 and hidden % heads == 0
-    if "head_dim" in known and "head_dim" not in merged and divides:
-        merged["head_dim"] = hidden // heads
+    if "head_dim" in known and "head_dim" not in merged and isinstance(heads, int) and isinstance(hidden, int):
+        merged.update({"head_dim": hidden // heads} if heads > 0 and hidden % heads == 0 else {})
     return merged
 
 
@@ -155,7 +155,9 @@ def _layers(written: SpecFile, kinds: dict[str, Kind], tree: Tree, problems: lis
     pattern: tuple[Any, ...] | None = written.pattern
     if pattern is None:
         if written.kinds is not None and len(kinds) != 1:
-            problems.append(tree.problem(("kinds",), "several kinds need a 'pattern' that says which layer has which", True))
+            problems.append(
+                tree.problem(("kinds",), "several kinds need a 'pattern' that says which layer has which", True)
+            )
         pattern = tuple(kinds)[:1]
     if not pattern:
         problems.append(tree.problem(("pattern",), "is empty; name a kind for every layer"))
@@ -177,9 +179,7 @@ def _layer(names: tuple[str, ...], kinds: dict[str, Kind]) -> Layer:
     return Layer(names, tuple(kinds[name] for name in names))
 
 
-def _check_pattern(
-    names: list[tuple[str, ...]], kinds: dict[str, Kind], tree: Tree, problems: list[Problem]
-) -> None:
+def _check_pattern(names: list[tuple[str, ...]], kinds: dict[str, Kind], tree: Tree, problems: list[Problem]) -> None:
     """Report names that no kind defines, kinds named twice in one layer, and kinds that no entry names."""
     for index, entry in enumerate(names):
         for name in entry:
@@ -219,15 +219,15 @@ def _at_kind(path: Path_, name: str, written: dict[str, Any], tree: Tree, messag
     return tree.problem((*path, name), message)
 
 
-def _explain(item: Any, path: Path_, tree: Tree, fields: Any) -> Problem:
+def _explain(item: Any, path: Path_, tree: Tree, record: type[Documented]) -> Problem:
     """Return pydantic's error as a problem at its place, in words that say what to write."""
     inner = tuple(part for part in item["loc"] if not _is_union_tag(part))
     full = (*path, *inner)
     name = str(inner[-1]) if inner else ""
     if item["type"] == "missing":
-        return tree.problem(full, _missing(name, path, fields), at_key=True)
+        return tree.problem(full, _missing(name, path, record), at_key=True)
     if item["type"] == "extra_forbidden":
-        hint = f"; {_OTHER_NAMES[name]}" if name in _OTHER_NAMES else did_you_mean(name, fields)
+        hint = f"; {_OTHER_NAMES[name]}" if name in _OTHER_NAMES else did_you_mean(name, record.model_fields)
         return tree.problem(full, f"unknown key{hint}", at_key=True)
     if path and inner and full not in tree.values and (name,) in tree.values:
         full = (name,)  # the value was inherited from the top level
@@ -239,11 +239,11 @@ def _is_union_tag(part: str | int) -> bool:
     return isinstance(part, str) and ("[" in part or part in ("str", "[key]"))
 
 
-def _missing(name: str, path: Path_, fields: Any) -> str:
+def _missing(name: str, path: Path_, record: type[Documented]) -> str:
     """Return what a missing field means and what to write."""
     if path == () and name == "heads":
         return "is missing; attention layers need it"
-    meaning = (fields[name].description or "").rstrip(".") if name in fields else ""
+    meaning = record.field_docs().get(name, "").rstrip(".")
     optional = " (write null if unknown)" if name in ("max_context", "parameters") else ""
     if name == "head_dim":
         return "is missing, and hidden_size is not divisible by heads; write head_dim"

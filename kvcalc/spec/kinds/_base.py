@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from kvcalc.footprint import Retention, Role
+from kvcalc.spec.documented import Documented
 
 # Which format stores an entry: the K or V format of the deployment, the model's dtype, or one fixed by the kind.
 Element = Literal["k", "v", "model", "fp32", "fp16", "bf16", "fp8"]
@@ -52,10 +53,8 @@ class CacheEntry:
         return math.prod(size for _, size in self.axes)
 
 
-class Kind(BaseModel):
+class Kind(Documented):
     """Base of the kinds. Fields are the dimensions of one layer, in elements or tokens; unknown keys are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     # One sentence for `kvcalc explain`: what such a layer keeps and why.
     keeps: ClassVar[str]

@@ -51,9 +51,7 @@ class Compressed(Kind):
         entry = CacheEntry("latent", (("head_dim", self.head_dim),), Retention.compressed(self.ratio), "k")
         if self.index_head_dim is None:
             return (window, entry, *self._waiting("head_dim", self.head_dim, parts=1))
-        index = CacheEntry(
-            "index", (("index_head_dim", self.index_head_dim),), Retention.compressed(self.ratio), "k"
-        )
+        index = CacheEntry("index", (("index_head_dim", self.index_head_dim),), Retention.compressed(self.ratio), "k")
         waiting = self._waiting("head_dim", self.head_dim, 2) + self._waiting("index_head_dim", self.index_head_dim, 2)
         overlap = self._overlap("head_dim", self.head_dim) + self._overlap("index_head_dim", self.index_head_dim)
         return (window, entry, index, *waiting, *overlap)

@@ -16,7 +16,9 @@ class Indexer(Kind):
     """Elements of one indexer key."""
 
     keeps: ClassVar[str] = "one small key per token, from which the attended tokens are chosen"
-    rule_source: ClassVar[str] = "DeepSeek-V3.2 (DeepSeek Sparse Attention): index_head_dim of its published config.json"
+    rule_source: ClassVar[str] = (
+        "DeepSeek-V3.2 (DeepSeek Sparse Attention): index_head_dim of its published config.json"
+    )
 
     @property
     def describe(self) -> str:

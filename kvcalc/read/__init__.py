@@ -1,0 +1,1 @@
+"""Foreign files, one module per format: what each says about a model, read without loading the model."""

@@ -1,0 +1,87 @@
+"""The reference is complete: every command, kind, variant, format, engine and public name has its place."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import click
+import pytest
+
+import kvcalc
+from kvcalc.cli import COMMANDS, cli
+from kvcalc.engines import ENGINES
+from kvcalc.formats import FORMATS
+from kvcalc.spec.kinds import KINDS, STATE_VARIANTS
+from tests.docs.render import ROOT
+
+CLI, KINDS_PAGE = ROOT / "docs" / "cli.md", ROOT / "docs" / "kinds.md"
+_FORMULA = re.compile(r"^\| `(?P<variant>\w+)` \| (?P<conv>[^|]+) \| (?P<state>[^|]+) \|$", re.M)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_documented(name: str) -> None:
+    """It has a section with an example that is run, its help page, and a line in the README."""
+    section = CLI.read_text(encoding="utf-8").partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+    assert re.search(rf"^```sh[^\n]*\nkvcalc {name}\b", section, re.M)
+    assert f"<!-- begin help-{name} -->" in section
+    assert f"docs/cli.md#{name}" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_has_a_sentence_of_help_and_an_example(name: str) -> None:
+    """`--help` says what it does and shows a call."""
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    assert command.help
+    assert command.epilog
+    assert command.epilog.startswith(f"Example: kvcalc {name}")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_kind_has_a_section(name: str) -> None:
+    """With a formula, a sum by hand that is run, and what the program says of it."""
+    section = KINDS_PAGE.read_text(encoding="utf-8").partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+    assert re.search(r"^    \S", section, re.M)
+    assert "\nsame(" in section
+    assert f"<!-- begin kind-{name} -->" in section
+
+
+def test_every_variant_of_state_has_its_formula() -> None:
+    """The table of formulas names exactly the variants there are."""
+    assert {match["variant"] for match in _FORMULA.finditer(KINDS_PAGE.read_text(encoding="utf-8"))} == set(
+        STATE_VARIANTS
+    )
+
+
+@pytest.mark.parametrize("name", STATE_VARIANTS)
+def test_the_formula_of_a_variant_is_what_it_keeps(name: str) -> None:
+    """The formula in the table, read as arithmetic, gives the elements of the entries, for dimensions all unlike."""
+    (match,) = [
+        found for found in _FORMULA.finditer(KINDS_PAGE.read_text(encoding="utf-8")) if found["variant"] == name
+    ]
+    variant = STATE_VARIANTS[name]
+    fields = [field for field in variant.model_fields if variant.model_fields[field].annotation is int]
+    dimensions = dict(zip(fields, (3, 5, 7, 11, 13, 17), strict=False))
+    kept = {"conv": 0, "ssm": 0}
+    for entry in variant.model_validate(dimensions).entries():
+        kept[entry.role] += math.prod(size for _, size in entry.axes)
+    assert (_value(match["conv"], dimensions), _value(match["state"], dimensions)) == (kept["conv"], kept["ssm"])
+
+
+def _value(formula: str, dimensions: dict[str, int]) -> int:
+    arithmetic = formula.partition(",")[0].replace("×", "*").replace("²", "**2").replace("none", "0")
+    return int(eval(arithmetic, {"__builtins__": {}}, dimensions))
+
+
+def test_every_format_and_engine_is_named() -> None:
+    """The tables are generated, but from these."""
+    formats, engines = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8"), CLI.read_text(encoding="utf-8")
+    assert not [name for name in FORMATS if f"| `{name}` |" not in formats]
+    assert not [name for name in ENGINES if f"| `{name}` |" not in engines]
+
+
+def test_every_public_name_is_on_the_page_of_the_api() -> None:
+    """What `dir(kvcalc)` lists, docs/python.md mentions."""
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    assert [name for name in dir(kvcalc) if not name.startswith("_") and name not in page] == []
