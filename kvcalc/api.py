@@ -362,7 +362,8 @@ def fit_into(setup: Setup, kv_memory: int, context: int | None, batch: int) -> F
     context = own.get("max_model_len", asked)
     budgets = engine.cache_budgets(spec, deployment, available)
     found = capacity(placement, budgets, context, batch)
-    fits = found.fits and own.get("admitted", True)
+    fits = found.fits and bool(own.get("admitted", True)) and max(budgets) <= kv_memory
+    least = _least_memory(found, budgets, kv_memory)
     lowered = (f"{engine.name} lowers the context from {asked:,} to {context:,}",) if context != asked else ()
     return FitResult(
         model=spec.name,
@@ -378,7 +379,7 @@ def fit_into(setup: Setup, kv_memory: int, context: int | None, batch: int) -> F
         budget_bytes=kv_memory,
         weights_bytes=None,
         binding=found.binding,
-        suggestions=() if fits else _suggestions(setup, found, context, batch, budgets == available),
+        suggestions=() if fits else (*_suggestions(setup, found, own, context, batch), *least),
         ladder=_ladder(setup, budgets, context, batch),
         engine_report={**engine.report(spec, deployment, context, batch, placement), **own},
         assumptions=setup.assumptions,
@@ -416,16 +417,25 @@ def _ladder(setup: Setup, budgets: Sequence[int], context: int, batch: int) -> t
     )
 
 
-def _suggestions(setup: Setup, found: Capacity, context: int, batch: int, memory_decides: bool) -> tuple[str, ...]:
-    """Return what one change would make it fit, one option each."""
+def _least_memory(found: Capacity, budgets: Sequence[int], kv_memory: int) -> tuple[str, ...]:
+    """Return the budget that would do; nothing where the engine's options, not the memory, are too small."""
+    set_by_options = max(budgets) != kv_memory
+    if set_by_options and not found.fits:
+        return ()
+    least = max(found.needed_memory, max(budgets) if set_by_options else 0)
+    return (f"--kv-memory {least} is the least that fits ({format_bytes(least)})",)
+
+
+def _suggestions(setup: Setup, found: Capacity, own: Mapping[str, Any], context: int, batch: int) -> tuple[str, ...]:
+    """Return the contexts and batches that would fit; `own` is what the engine says itself."""
     texts = []
     longest = _allowed_context(setup, found.max_context, context, batch)
+    if not own.get("admitted", True):
+        longest = own.get("max_context_that_fits", longest)
     if longest is not None and 0 < longest < context:
         texts.append(f"--ctx {longest} is the largest context that fits at batch {batch:,}")
     if found.max_batch is not None and 0 < found.max_batch < batch:
         texts.append(f"--batch {found.max_batch} is the largest batch that fits at context {context:,}")
-    if memory_decides:
-        texts.append(f"--kv-memory {found.needed_memory} is the least that fits ({format_bytes(found.needed_memory)})")
     return tuple(texts)
 
 

@@ -346,8 +346,11 @@ class Footprint:
 
     def max_batch(self, budget: int, n: int) -> int | None:
         """Return the largest batch of sequences of context n that `budget` bytes hold; 0 if none, None if any."""
-        if self.peak(n, 1) > budget:
+        one = self.peak(n, 1)
+        if one > budget:
             return 0
+        if self._proportional:
+            return budget // one if one > 0 else None
         if self.peak(n, _BATCH_WITHOUT_END * (budget + 1)) <= budget:
             return None
         return _largest(lambda b: self.peak(n, b) <= budget)
@@ -382,6 +385,11 @@ class Footprint:
         for term in self.terms:
             units[term.steps] = units.get(term.steps, 0) + term.unit_bytes
         return tuple((steps, unit) for steps, unit in units.items() if unit)
+
+    @cached_property
+    def _proportional(self) -> bool:
+        """Whether every sequence of the batch adds the same bytes: nothing is shared."""
+        return all(steps.scope == "sequence" and not steps.cap_per_sequence for steps, _ in self._combined)
 
     @cached_property
     def _never_falls(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from fractions import Fraction
 
 from kvcalc.errors import BadInput
 
@@ -15,12 +16,15 @@ MAX_TOKENS = 10**12
 MAX_BYTES = 2**63 - 1
 
 _BYTE_FACTORS = {
-    "b": 1,
+    **dict.fromkeys(("", "b", "byte", "bytes"), 1),
     **{unit.lower(): 1024**power for power, unit in enumerate(IEC_UNITS) if power},
     **{unit.lower(): 1000**power for power, unit in enumerate(SI_UNITS) if power},
 }
 _TOKEN_FACTORS = {"": 1, "k": 1000, "K": 1024, "Ki": 1024, "Mi": 1024**2}
-_SIZE = re.compile(r"\s*([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+# Commas separate thousands and nothing else: 1,5 is neither 15 nor 1.5.
+_DIGITS = r"[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+(?:_[0-9]+)*"
+_QUANTITY = re.compile(rf"\s*((?:{_DIGITS})(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+_MAX_DIGITS = 40
 
 
 def parse_bytes(text: str, name: str = "size") -> int:
@@ -29,32 +33,21 @@ def parse_bytes(text: str, name: str = "size") -> int:
     A bare `24G` is refused, because it is read both as GiB and as GB; so is a fraction of a byte.
     Raises BadInput naming `name`.
     """
-    match = _SIZE.fullmatch(text)
-    if not match:
-        raise BadInput(f"{name}: '{text}' is not a size; write for example 24GiB, 24GB or plain bytes")
-    number, unit = Decimal(re.sub("[_,]", "", match[1])), match[2]
-    factor = _BYTE_FACTORS.get(unit.lower() or "b")
-    if unit.lower() in ("k", "m", "g", "t", "p"):
+    found = _quantity(text)
+    if not found:
+        raise BadInput(f"{name}: '{_shown(text)}' is not a size; write for example 24GiB, 24GB or plain bytes")
+    number, unit = found
+    if unit.lower() in ("k", "m", "g", "t", "p", "e"):
         raise BadInput(_both_readings(text, number, unit, name))
+    factor = _BYTE_FACTORS.get(unit.lower())
     if factor is None:
         raise BadInput(f"{name}: unknown unit '{unit}' in '{text}'; use KiB MiB GiB TiB, kB MB GB TB or plain bytes")
     size = number * factor
-    if size != int(size):
+    if size.denominator != 1:
         raise BadInput(f"{name}: '{text}' is not a whole number of bytes")
-    if not 0 < size <= MAX_BYTES:
+    if not 1 <= size <= MAX_BYTES:
         raise BadInput(f"{name}: '{text}' is out of range; it must be between 1 byte and 8 EiB")
     return int(size)
-
-
-def _both_readings(text: str, number: Decimal, unit: str, name: str) -> str:
-    """Return the refusal of a unit such as `G` that two conventions read differently."""
-    prefix = unit.upper()
-    power = "KMGTP".index(prefix) + 1
-    iec, si = f"{number}{prefix}iB", f"{number}{'k' if prefix == 'K' else prefix}B"
-    return (
-        f"{name}: '{text}' is ambiguous: write {iec} ({int(number * 1024**power):,} bytes) "
-        f"or {si} ({int(number * 1000**power):,} bytes)"
-    )
 
 
 def parse_tokens(text: str, name: str = "tokens") -> int:
@@ -62,21 +55,52 @@ def parse_tokens(text: str, name: str = "tokens") -> int:
 
     `m` and `M` are refused. Raises BadInput naming `name` for anything else, zero, a negative or an absurd number.
     """
-    match = _SIZE.fullmatch(text)
-    if not match:
+    found = _quantity(text)
+    if not found:
         hint = "must be at least 1" if re.fullmatch(r"\s*-[0-9]+\s*", text) else "write for example 4096, 4K or 1Mi"
-        raise BadInput(f"{name}: '{text}' is not a token count; {hint}")
-    number, unit = Decimal(re.sub("[_,]", "", match[1])), match[2]
+        raise BadInput(f"{name}: '{_shown(text)}' is not a token count; {hint}")
+    number, unit = found
     if unit in ("m", "M"):
-        raise BadInput(f"{name}: '{text}' is ambiguous: write {number}Mi ({int(number * 1024**2):,}) or plain digits")
+        raise BadInput(
+            f"{name}: '{text}' is ambiguous: write {_plain(number)}Mi ({int(number * 1024**2):,}) "
+            f"or {_plain(number * 1000)}k ({int(number * 1000**2):,})"
+        )
     if unit not in _TOKEN_FACTORS:
         raise BadInput(f"{name}: unknown suffix '{unit}' in '{text}'; use k (1000), K or Ki (1024) or Mi (2^20)")
     count = number * _TOKEN_FACTORS[unit]
-    if count != int(count):
+    if count.denominator != 1:
         raise BadInput(f"{name}: '{text}' is not a whole number")
     if not 1 <= count <= MAX_TOKENS:
         raise BadInput(f"{name}: {text} is out of range; it must be between 1 and {MAX_TOKENS:,}")
     return int(count)
+
+
+def _quantity(text: str) -> tuple[Fraction, str] | None:
+    """Return the exact number and the unit of `24.5GiB`; None if the text is something else, or absurdly long."""
+    match = _QUANTITY.fullmatch(text)
+    if not match or len(match[1]) > _MAX_DIGITS:
+        return None
+    return Fraction(re.sub("[_,]", "", match[1])), match[2]
+
+
+def _both_readings(text: str, number: Fraction, unit: str, name: str) -> str:
+    """Return the refusal of a unit such as `G` that two conventions read differently."""
+    prefix = unit.upper()
+    power = "KMGTPE".index(prefix) + 1
+    iec, si = f"{_plain(number)}{prefix}iB", f"{_plain(number)}{'k' if prefix == 'K' else prefix}B"
+    return (
+        f"{name}: '{text}' is ambiguous: write {iec} ({int(number * 1024**power):,} bytes) "
+        f"or {si} ({int(number * 1000**power):,} bytes)"
+    )
+
+
+def _plain(number: Fraction) -> str:
+    """Return a number that was written with decimals as it was written, without separators."""
+    return f"{Decimal(number.numerator) / Decimal(number.denominator):f}"
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _MAX_DIGITS else f"{text[: _MAX_DIGITS - 3]}..."
 
 
 def format_bytes(size: int, units: str = "iec") -> str:
@@ -111,17 +135,17 @@ def format_percent(part: int, whole: int) -> str:
 
 def _rounds_past(size: int, base: int, power: int) -> bool:
     """Return whether `size` needs a larger unit than base**power (1,023.9 KiB is printed as 1.00 MiB)."""
-    unit = base**power
+    unit: int = base**power
     return size >= base * unit if power == 0 else 2 * size >= (2 * base - 1) * unit
 
 
 def _three_digits(part: int, whole: int) -> str:
     """Return part / whole rounded to three significant digits, without an exponent."""
+    if part == 0:
+        return "0.00"
     value = Decimal(part) / Decimal(whole)
     if value >= 100:
         return f"{value:.0f}"
-    if value >= 10:
-        return f"{value:.1f}"
-    if value >= 1 or value == 0:
-        return f"{value:.2f}"
-    return f"{value:.3g}" if value >= Decimal("0.001") else f"{value:.2e}"
+    rounded = value.quantize(Decimal(1).scaleb(value.adjusted() - 2))
+    decimals = 2 - rounded.adjusted()  # 9.996 is rounded to 10.00, which has a digit too many
+    return f"{rounded:.{decimals}f}" if decimals <= 5 else f"{rounded:.2e}"

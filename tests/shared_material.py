@@ -11,7 +11,7 @@ _BESIDE = Path(__file__).resolve().parents[2] / "shared"
 
 
 def shared(path: str) -> Path:
-    """Return `path` below $KVCALC_SHARED, or below `shared` beside the repository; skip the test where it is missing."""
+    """Return `path` below $KVCALC_SHARED, or `shared` beside the repository; skip the test where it is missing."""
     found = Path(os.environ.get("KVCALC_SHARED") or _BESIDE) / path
     if not found.exists():
         pytest.skip(f"reference material {path} is not there; set KVCALC_SHARED to the folder that holds it")

@@ -95,15 +95,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _run(arguments: Sequence[str] | None) -> int:
     """Return the exit code of a run, with every error that kvcalc or click raises on purpose told in one line."""
+    output = sys.stdout
     try:
         _check_lengths(sys.argv[1:] if arguments is None else arguments)
         code: Any = cli.main(arguments, prog_name="kvcalc", standalone_mode=False)
         if sys.stdout is not None:  # it is None where the caller closed it
             sys.stdout.flush()
     except SystemExit as stop:
-        if isinstance(stop.__context__, BrokenPipeError):  # click exits with 1 then
-            raise stop.__context__ from None
-        raise
+        if sys.stdout is output:
+            raise
+        sys.stdout = output  # click puts a silent one in its place where the pipe is broken, and exits with 1
+        raise BrokenPipeError from stop
     except SpecError as error:
         return _fail(str(error), error.exit_code)
     except KvcalcError as error:
@@ -120,7 +122,9 @@ def _run(arguments: Sequence[str] | None) -> int:
 def _check_lengths(arguments: Sequence[str]) -> None:
     for place, text in enumerate(arguments, 1):
         if len(text) > LONGEST_ARGUMENT:
-            raise BadInput(f"argument {place} ({text[:12]}...) has {len(text):,} characters; at most {LONGEST_ARGUMENT:,} are read")
+            raise BadInput(
+                f"argument {place} ({text[:12]}...) has {len(text):,} characters; at most {LONGEST_ARGUMENT:,} are read"
+            )
 
 
 def _spare_a_short_life() -> None:

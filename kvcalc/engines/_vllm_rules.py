@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
 from typing import Literal
 
 from kvcalc.engines._base import row_factors
@@ -126,11 +125,6 @@ class Group:
     def page(self) -> Page:
         """The first layer's page, which stands for how long blocks are kept."""
         return self.layers[0].page
-
-    @cached_property
-    def page_bytes(self) -> int:
-        """Bytes of one block of this group, on the whole model."""
-        return sum(layer.page.bytes for layer in self.layers)
 
     def on(self, indices: range) -> tuple[CacheLayer, ...]:
         """Return the layers among `indices`: those of a pipeline stage."""
@@ -413,7 +407,9 @@ def held_blocks(page: Page, dcp: int) -> tuple[tuple[Steps, int], ...]:
             return ((Steps.per_token(block), 1), (Steps.released(page.size - 1, block), -1))
         case "chunked_local_attention":
             if page.size % block:
-                raise UnsupportedByEngine(f"blocks of {block} tokens that do not divide the chunk of {page.size}")
+                raise UnsupportedByEngine(
+                    f"blocks of {block} tokens that do not divide a chunk of {page.size} are not covered"
+                )
             return ((Steps.chunk(page.size, block), 1),)
         case "cross_attention":
             return ((Steps.constant(-(-page.size // block)), 1),)

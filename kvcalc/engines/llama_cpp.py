@@ -19,6 +19,7 @@ from kvcalc.engines._llama_cpp.deployment import (
     choose_devices,
     choose_types,
     require_devices_only,
+    type_names,
 )
 from kvcalc.engines._llama_cpp.log import log_lines
 from kvcalc.engines._llama_cpp.placement import Memory, memory, place
@@ -145,6 +146,10 @@ class LlamaCpp(EngineProfile[Options]):
         """Return the lines that one replica prints about its memory."""
         found = _memory(spec, deployment)
         return log_lines(spec, found, found.settings.rule.context(context, -(-batch // deployment.dp)))
+
+    def kv_dtype(self, deployment: Deployment[Options]) -> str:
+        """Return the types of K and V in kvcalc's names, f16 unless something else is asked for."""
+        return type_names(*choose_types(deployment, deployment.options.type_k, deployment.options.type_v))
 
     def assumptions(self, spec: ModelSpec, deployment: Deployment[Options]) -> tuple[str, ...]:
         """Return what was taken for granted, with the option that changes it."""

@@ -11,13 +11,20 @@ from pydantic import Field
 
 from kvcalc.engines._base import Deployment, EngineOptions, EngineProfile
 from kvcalc.engines._llama_cpp.cells import MAX_SLOTS, SlotRule
-from kvcalc.engines._llama_cpp.deployment import assumptions, choose_devices, choose_types, require_devices_only
+from kvcalc.engines._llama_cpp.deployment import (
+    assumptions,
+    choose_devices,
+    choose_types,
+    require_devices_only,
+    type_names,
+)
 from kvcalc.engines._llama_cpp.log import log_lines
 from kvcalc.engines._llama_cpp.placement import Memory, memory, place
 from kvcalc.engines._llama_cpp.report import report
 from kvcalc.engines._llama_cpp.settings import Settings
 from kvcalc.errors import BadInput, UnsupportedByEngine
 from kvcalc.footprint import Placement
+from kvcalc.formats import Format
 from kvcalc.spec.kinds import Heads
 from kvcalc.spec.model import ModelSpec
 
@@ -91,6 +98,10 @@ class Ollama(EngineProfile[Options]):
         sized = _rule(spec, deployment).context(context, -(-batch // deployment.dp))
         return log_lines(spec, _memory(spec, deployment), sized)
 
+    def kv_dtype(self, deployment: Deployment[Options]) -> str:
+        """Return the type of K and V in kvcalc's names, f16 unless something else is asked for."""
+        return type_names(*_types(deployment))
+
     def assumptions(self, spec: ModelSpec, deployment: Deployment[Options]) -> tuple[str, ...]:
         """Return what was taken for granted, with the option that changes it."""
         options, found = deployment.options, _memory(spec, deployment)
@@ -113,9 +124,7 @@ def _settings(spec: ModelSpec, deployment: Deployment[Options]) -> Settings:
     """Return what Ollama passes to llama-server."""
     options = deployment.options
     require_devices_only(deployment)
-    type_k, type_v = choose_types(deployment, options.kv_cache_type, options.kv_cache_type, "kv_cache_type")
-    if type_k != type_v:
-        raise BadInput(f"Ollama stores K and V in one type, not {type_k.name}/{type_v.name}")
+    type_k, type_v = _types(deployment)
     return Settings(
         _rule(spec, deployment),
         type_k,
@@ -124,6 +133,15 @@ def _settings(spec: ModelSpec, deployment: Deployment[Options]) -> Settings:
         n_gpu_layers=options.num_gpu,
         devices=choose_devices(options.device, 0, deployment.pp, options.num_gpu),
     )
+
+
+def _types(deployment: Deployment[Options]) -> tuple[Format, Format]:
+    """Return the types of K and V, which Ollama cannot choose apart; BadInput if they differ."""
+    written = deployment.options.kv_cache_type
+    type_k, type_v = choose_types(deployment, written, written, "kv_cache_type")
+    if type_k != type_v:
+        raise BadInput(f"Ollama stores K and V in one type, not {type_names(type_k, type_v)}")
+    return type_k, type_v
 
 
 def _rule(spec: ModelSpec, deployment: Deployment[Options]) -> SlotRule:

@@ -12,11 +12,13 @@ from typing import Any
 
 from kvcalc.api import Setup, SizeResult, measure
 from kvcalc.engines._base import Deployment
+from kvcalc.errors import BadInput
 from kvcalc.explain import words
 from kvcalc.explain.attention import NO_HEADS, NOTE, attention_rows, head_kinds
 from kvcalc.explain.result import TOTAL, Attention, Explanation, Section, Step
 from kvcalc.explain.steps import RankSums, Share, all_rank_steps, count_step, shares, unit_steps
 from kvcalc.footprint import Placement, Rank, Term
+from kvcalc.formats import Format, find_kv_formats
 from kvcalc.spec.kinds import Kind
 from kvcalc.units import format_bytes, format_exact
 
@@ -91,7 +93,7 @@ class _RankReader:
         explained = set()
         for share in found:
             if share.position not in explained:
-                steps += unit_steps(share, self.setup.deployment)
+                steps += unit_steps(share, self.setup.deployment.tp, _kv_formats(self.setup))
                 explained.add(share.position)
             count = count_step(share, self.context, local)
             steps += [count] if count else []
@@ -155,18 +157,31 @@ def _span(numbers: Sequence[int]) -> str:
 def _settings(setup: Setup) -> tuple[str, ...]:
     """Return what the numbers depend on beside the model: formats, ranks, the engine's options."""
     deployment = setup.deployment
-    key, value = deployment.kv
-    lines = [f"K in {key.name}: {key.describe}; V in {value.name}: {value.describe}"]
-    if key == value:
-        lines = [f"K and V in {key.name}: {key.describe}"]
+    formats = _kv_formats(setup)
+    lines = ["; ".join(f"{name} in {one.name}: {one.describe}" for name, one in zip("KV", formats, strict=False))]
+    if len(set(formats)) == 1:
+        lines = [f"K and V in {formats[0].name}: {formats[0].describe}"]
     degrees = {"tp": deployment.tp, "pp": deployment.pp, "dp": deployment.dp, "dcp": deployment.dcp}
     if any(degree > 1 for degree in degrees.values()):
         split = " x ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)
         lines.append(f"{split}: {len(setup.placement.ranks) * setup.placement.dp:,} ranks")
     options = deployment.options.model_dump(exclude_defaults=True)
     if options:
-        lines.append(f"engine options: {', '.join(f'{name}={given}' for name, given in options.items())}")
-    return tuple(lines)
+        lines.append(f"engine options: {', '.join(f'{name}={_typed(given)}' for name, given in options.items())}")
+    return tuple(line for line in lines if line)
+
+
+def _typed(value: object) -> str:
+    """Return a value as it is written after `-o KEY=`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _kv_formats(setup: Setup) -> tuple[Format, ...]:
+    """Return the formats of K and V; none where the engine packs them in a way of its own."""
+    try:
+        return find_kv_formats(setup.kv_dtype)
+    except BadInput:
+        return ()
 
 
 def _remarks(placement: Placement, size: SizeResult) -> tuple[str, ...]:
@@ -200,7 +215,7 @@ def _sources(setup: Setup) -> tuple[str, ...]:
     for group in setup.spec.groups():
         reasons.setdefault(group.name, group.kind.rule_source)
     texts += [f"{label}: {text}" for label, text in reasons.items()]
-    texts += dict.fromkeys(f"{stored.name}: {stored.source}" for stored in setup.deployment.kv)
+    texts += dict.fromkeys(f"{stored.name}: {stored.source}" for stored in _kv_formats(setup))
     if setup.engine.version:
         texts.append(f"engine {setup.engine.name} {setup.engine.version}: {setup.engine.summary}")
     return tuple(texts)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvcalc.engines._base import Deployment
 from kvcalc.explain import words
 from kvcalc.explain.result import TOTAL, Step
 from kvcalc.footprint import Steps, Term
+from kvcalc.formats import Format
 from kvcalc.spec.kinds import Kind
 
 # Factors that multiply what one position takes in one layer: layers and blocks become steps of their own, the others
@@ -43,8 +43,13 @@ class Share:
 
     @property
     def noun(self) -> str:
-        """What one position is: a token, an encoder position, a sequence's state."""
+        """What one position is: a token, an encoder position, a state."""
         return words.kept_noun(self.kind, self.steps)
+
+    @property
+    def owner(self) -> str:
+        """What an entry belongs to: a position, or the sequence whose state it is."""
+        return "sequence" if self.noun == "state" else self.noun
 
     @property
     def unit_noun(self) -> str:
@@ -67,13 +72,16 @@ def shares(label: str, kind: Kind | None, terms: Sequence[Term]) -> list[Share]:
     return [Share(label, kind, tuple(alike)) for alike in found.values()]
 
 
-def unit_steps(share: Share, deployment: Deployment[Any]) -> list[Step]:
-    """Return the steps up to one unit in all layers: every entry, their sum, a block, the layers."""
-    steps = [_entry(share, term, deployment) for term in share.terms]
+def unit_steps(share: Share, tp: int, stored: Sequence[Format]) -> list[Step]:
+    """Return the steps up to one unit in all layers: every entry, their sum, a block, the layers.
+
+    `stored` are the cache's formats of K and V, as far as they are known.
+    """
+    steps = [_entry(share, term, tp, stored) for term in share.terms]
     bytes_, unit = sum(step.bytes for step in steps), share.noun
     if len(steps) > 1:
         roles = dict.fromkeys(words.role(term.role, share.kind) for term in share.terms)
-        text = f"{' + '.join(roles)} of one {unit} in one layer{', together' * (len(roles) < len(steps))}"
+        text = f"{' + '.join(roles)} of one {share.owner} in one layer{', together' * (len(roles) < len(steps))}"
         steps.append(Step(share.label, text, " + ".join(f"{step.bytes:,}" for step in steps), bytes_))
     factors = dict(share.terms[0].factors)
     block, layers = factors.get("block_tokens", 1), factors.get("layers", 1)
@@ -91,7 +99,7 @@ def count_step(share: Share, n: int, b: int) -> Step | None:
     """Return the step that counts a share's units at context n and batch b; None for one state, which needs none."""
     steps, sign = share.steps, share.sign
     count = int(steps.per_scope(n, b))
-    if steps.rate == 0 and count == 1 and share.noun == "sequence" and sign == 1:
+    if steps.rate == 0 and count == 1 and share.noun == "state" and sign == 1:
         return None
     why = words.reason(share.kind, steps, b)
     if sign < 0:
@@ -104,16 +112,18 @@ def count_step(share: Share, n: int, b: int) -> Step | None:
     return Step(share.label, text, formula, share.unit * sign * count)
 
 
-def _entry(share: Share, term: Term, deployment: Deployment[Any]) -> Step:
+def _entry(share: Share, term: Term, tp: int, stored: Sequence[Format]) -> Step:
     """Return what one entry takes of one position in one layer."""
     parts = [(name, value) for name, value in term.factors if name not in (*_UNITS, *_SIGNS)]
-    role, sharding = words.role(term.role, share.kind), _sharding(share, term, deployment.tp)
-    text = f"{role} of one {share.noun} in one layer{sharding}"
-    formula = " x ".join(_factor(term, name, value, deployment) for name, value in parts)
+    text = f"{share.label} of one unit"  # the engine's own: no layer keeps it
+    if share.kind is not None:
+        role = words.role(term.role, share.kind)
+        text = f"{role} of one {share.owner} in one layer{_sharding(share, term, tp)}"
+    formula = " x ".join(_factor(term, name, value, stored) for name, value in parts)
     return Step(share.label, text, formula, math.prod(value for _, value in parts))
 
 
-def _factor(term: Term, name: str, value: int, deployment: Deployment[Any]) -> str:
+def _factor(term: Term, name: str, value: int, stored: Sequence[Format]) -> str:
     """Return one factor in words: `64 head_dim`, `2 blocks of 32 per row`, `34 bytes`."""
     if name in ("bytes", "block_bytes"):
         return words.plural(value, "byte")
@@ -121,9 +131,9 @@ def _factor(term: Term, name: str, value: int, deployment: Deployment[Any]) -> s
         return f"{words.plural(value, 'byte')} per row"
     if name != "blocks_per_row":
         return f"{value:,} {name}"
-    stored = deployment.kv[1 if term.role == "v" else 0]
-    known = dict(term.factors).get("block_bytes") == stored.block_bytes
-    return f"{words.plural(value, 'block')}{f' of {stored.block}' if known else ''} per row"
+    own = stored[-1 if term.role == "v" else 0] if stored else None
+    known = own is not None and dict(term.factors).get("block_bytes") == own.block_bytes
+    return f"{words.plural(value, 'block')}{f' of {own.block}' if own and known else ''} per row"
 
 
 def _sharding(share: Share, term: Term, tp: int) -> str:

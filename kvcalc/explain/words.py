@@ -11,7 +11,7 @@ _ROLES = {
     "k": "K",
     "v": "V",
     "latent": "latent",
-    "conv": "convolution inputs",
+    "conv": "last inputs",
     "ssm": "recurrent state",
     "index": "indexer key",
 }
@@ -36,9 +36,11 @@ def plural_noun(noun: str) -> str:
 
 def kept_noun(kind: Kind | None, steps: Steps) -> str:
     """Return the noun for one thing kept: a token, an encoder position, a sequence's state, a compressed entry."""
-    name = kind.name if kind else ""
+    if kind is None:
+        return "unit"
+    name = kind.name
     if name == "state":
-        return "sequence"
+        return "state"
     if name == "cross":
         return "encoder position"
     if name == "compressed" and steps.period is None and (steps.width > 1 or steps.cap == 1):
@@ -65,6 +67,8 @@ def owner(steps: Steps) -> str:
 
 def expression(steps: Steps, n: int, b: int) -> str:
     """Return the count of a staircase with the numbers in it: `ceil(min(32,768, 1,024) / 16)`."""
+    if type(steps) is not Steps:  # an engine's own rule, which these fields do not tell
+        return f"{int(steps.per_scope(n, b)):,}"
     if steps.rate == 0:
         return f"{steps.fixed + steps.shift // steps.width:,}"
     text = f"{n:,} x {b:,}" if steps.scope == "pooled" else f"{n:,}"
@@ -91,6 +95,8 @@ def _divided(text: str, steps: Steps) -> str:
 
 def reason(kind: Kind | None, steps: Steps, b: int) -> str:
     """Return why just so many units are counted, as a phrase that follows the number."""
+    if type(steps) is not Steps:
+        return "by a rule of the engine's own"
     if steps.rate == 0:
         if kind is not None and kind.name in ("state", "cross"):
             return "whatever the context"
@@ -119,10 +125,11 @@ def _growing_reason(kind: Kind | None, steps: Steps, b: int) -> str:
         return _onset(steps)
     if steps.scope == "once":
         return f"those of the first {limit:,} tokens, the same in every sequence"
-    own = f", not counting the first {steps.start:,}" if steps.start else ""
+    more = f", not counting the first {steps.start:,}" if steps.start else ""
+    more += f", and {steps.fixed:,} spare" if steps.fixed else ""
     if limit == getattr(kind, "window", None):
-        return f"at most the last {limit:,} (its window){own}"
-    return f"at most {limit:,} tokens (the limit of the engine's options){own}"
+        return f"at most the last {limit:,} (its window){more}"
+    return f"at most {limit:,} tokens (a limit of the engine and its options){more}"
 
 
 def _onset(steps: Steps) -> str:

@@ -25,6 +25,8 @@ PURPOSE = "validate --engine transformers"
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 # A quantised cache is really allocated; beyond this, a shorter context shows the same.
 QUANTISED_LIMIT_BYTES = 2**30
+# Model types whose output leaves their cache out.
+RETURNS_NO_CACHE = frozenset({"recurrent_gemma"})
 # Decode steps are run one by one.
 STEPS_LIMIT = 10_000
 
@@ -200,13 +202,15 @@ def measure_model(
     The model's own code makes the cache and fills it, on the meta device; what it keeps in its modules counts too.
     KvcalcError where the library does not know the model type or its code cannot run without data.
     """
-    torch, _ = _library()
-    model = _build(config, dtype, torch)
+    _library()
+    model = _build(config, dtype)
     output = _forward(model, batch=batch, tokens=prompt, encoder_context=encoder_context)
-    now = _Snapshot.of(_model_tensors(model, output))
-    longer = _forward(model, batch=batch, tokens=1, encoder_context=encoder_context, before=output)
+    cache = _cache_of(output)
+    now = _Snapshot.of(_model_tensors(model, cache))
+    longer = _forward(model, batch=batch, tokens=1, encoder_context=encoder_context, cache=cache, before=output)
+    after = _Snapshot.of(_model_tensors(model, _cache_of(longer) or cache))
     layers = 1 + max((layer for layer, *_ in now.tensors), default=-1)
-    return now.measured(_Snapshot.of(_model_tensors(model, longer)), layers, None)
+    return now.measured(after, layers, None)
 
 
 @dataclass(frozen=True)
@@ -367,10 +371,10 @@ class _CacheRun:
     def _add_attention(self, index: int, shape: LayerShape, tokens: int, meter: Any) -> None:
         layer = self.self_attention[index]
         new = self._keys_and_values(shape, tokens)
-        _metered(meter, lambda: layer.update(*new))
+        _metered(meter, new, lambda: layer.update(*new))
         if shape.index_head_dim and not shape.ratio:
             key = self._empty(self.batch, tokens, shape.index_head_dim)
-            _metered(meter, lambda: layer.update_indexer(key))
+            _metered(meter, (key,), lambda: layer.update_indexer(key))
 
     def _add_compressed(self, index: int, shape: LayerShape, tokens: int) -> None:
         """Do what DeepSeek-V4's compressor does with its layer object, but for the arithmetic."""
@@ -402,10 +406,13 @@ def _part_of(attribute: str) -> str:
     return "index" if attribute.startswith("indexer") else "keys"
 
 
-def _metered(meter: Any, write: Callable[[], object]) -> None:
+def _metered(meter: Any, given: Sequence[Any], write: Callable[[], object]) -> None:
+    """Run a write under the meter, if there is one; what is given to it is the model's, not the cache's."""
     if meter is None:
         write()
         return
+    for tensor in given:
+        meter.see(tensor, counted=False)
     with meter:
         write()
 
@@ -425,11 +432,11 @@ def _meter(torch: Any, held: Sequence[_Held]) -> Any:
             self.known: list[tuple[Any, int]] = []
             self.peak = 0
 
-        def see(self, tensor: Any) -> None:
+        def see(self, tensor: Any, counted: bool = True) -> None:
             storage = tensor.untyped_storage()
             self.known = [(ref, size) for ref, size in self.known if not ref.expired()]
             if tensor.dtype.is_floating_point and all(ref.cdata != storage._cdata for ref, _ in self.known):
-                self.known.append((StorageWeakRef(storage), storage.nbytes()))
+                self.known.append((StorageWeakRef(storage), storage.nbytes() if counted else 0))
             self.peak = max(self.peak, sum(size for _, size in self.known))
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -444,81 +451,83 @@ def _meter(torch: Any, held: Sequence[_Held]) -> Any:
     return meter
 
 
-def _build(config: Mapping[str, Any], dtype: str, torch: Any) -> Any:
+def _build(config: Mapping[str, Any], dtype: str) -> Any:
     """Return the model on the meta device, in evaluation mode."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    import torch
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    values = dict(config)
+    values = dict(config.get("text_config") or config)
     model_type = str(values.pop("model_type", ""))
     try:
         settings = AutoConfig.for_model(model_type, **values)
     except ValueError:
-        raise KvcalcError(
-            f"transformers {_versions()['transformers_version']} has no model type '{model_type}'"
-        ) from None
-    made = AutoModelForSeq2SeqLM if settings.is_encoder_decoder else AutoModelForCausalLM
+        version = _versions()["transformers_version"]
+        raise KvcalcError(f"transformers {version} has no model type '{model_type}'") from None
+    # A text model that only generates as a part of a larger one has no head of its own.
+    made = next(
+        (auto for auto in (AutoModelForCausalLM, AutoModelForSeq2SeqLM) if type(settings) in auto._model_mapping),
+        AutoModel,
+    )
     with torch.device("meta"):
-        model = made.from_config(settings, dtype=getattr(torch, DTYPES[dtype]))
+        model = made.from_config(settings, dtype=getattr(torch, DTYPES[dtype]), experts_implementation="batched_mm")
+    model.config.pad_token_id = None  # with one, some models look for it in the tokens, which have no data
     return model.eval()
 
 
-def _forward(model: Any, *, batch: int, tokens: int, encoder_context: int, before: Any = None) -> Any:
-    """Run `tokens` more tokens through the model and return its output, with the cache."""
-    import torch
+def _forward(
+    model: Any, *, batch: int, tokens: int, encoder_context: int, cache: Any = None, before: Any = None
+) -> Any:
+    """Run `tokens` more tokens through the model and return its output.
 
-    given: dict[str, Any] = {"use_cache": True}
+    The model makes its cache itself. One that does not return it (RecurrentGemma) is given the one that generation
+    would give it; it goes into the output, where others have theirs.
+    """
+    import torch
+    from transformers import DynamicCache
+
     ids = torch.zeros((batch, tokens), dtype=torch.long, device="meta")
-    decoder_only = not model.config.is_encoder_decoder
-    given["input_ids" if decoder_only else "decoder_input_ids"] = ids
-    if before is not None:
-        given[_cache_argument(before)] = _cache_of(before)
-    if not decoder_only and before is None:
-        given["input_ids"] = torch.zeros((batch, encoder_context), dtype=torch.long, device="meta")
-    elif not decoder_only:
-        given["encoder_outputs"] = (before.encoder_last_hidden_state,)
+    given: dict[str, Any] = {"use_cache": True, "input_ids": ids}
+    if model.config.is_encoder_decoder:
+        encoder = torch.zeros((batch, encoder_context), dtype=torch.long, device="meta")
+        read = {"input_ids": encoder} if before is None else {"encoder_outputs": (before.encoder_last_hidden_state,)}
+        given = {"use_cache": True, "decoder_input_ids": ids, **read}
+    if model.config.model_type in RETURNS_NO_CACHE and cache is None:
+        cache = DynamicCache(config=model.config)
+    if cache is not None:
+        given["state" if isinstance(cache, list) else "cache"] = cache
     try:
         with torch.no_grad():
-            return model(**given)
+            output = model(**given)
     except (RuntimeError, NotImplementedError) as error:
         raise KvcalcError(f"{type(model).__name__} does not run without data: {str(error).splitlines()[0]}") from None
-
-
-_CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
-
-
-def _cache_argument(output: Any) -> str:
-    """Return the name under which this model returns and takes its cache."""
-    return next(name for name in _CACHE_NAMES if getattr(output, name, None) is not None)
+    if model.config.model_type in RETURNS_NO_CACHE:
+        output["cache"] = cache
+    return output
 
 
 def _cache_of(output: Any) -> Any:
-    return getattr(output, _cache_argument(output))
+    """Return the cache in a model's output: a cache object, or RWKV's list of states."""
+    cache = getattr(output, "cache", None)
+    return getattr(output, "state", None) if cache is None else cache
 
 
-def _model_tensors(model: Any, output: Any) -> list[_Held]:
-    """Return the tensors of the cache, layer by layer, and those that modules keep for themselves."""
+def _model_tensors(model: Any, cache: Any) -> list[_Held]:
+    """Return the tensors of the cache, layer by layer, and those that it or the modules keep beside the layers."""
     import torch
 
-    cache = _cache_of(output)
+    parts = [getattr(cache, "self_attention_cache", cache), getattr(cache, "cross_attention_cache", None)]
     held: list[_Held] = []
-    for part in (getattr(cache, "self_attention_cache", cache), getattr(cache, "cross_attention_cache", None)):
-        layers = list(getattr(part, "layers", None) or ([] if part is None else [part]))
-        for index, layer in enumerate(layers):
-            held += [_Held(index, "", tensor) for tensor in _tensors(_attributes(layer), torch)]
-        beside = (
-            {name: value for name, value in vars(part).items() if name != "layers"}
-            if layers and part in (cache,)
-            else {}
-        )
-        held += [_Held(0, "", tensor) for tensor in _tensors(beside, torch)]
+    for part in parts:
+        for index, layer in enumerate(getattr(part, "layers", ())):
+            held += [_Held(index, "", tensor) for tensor in _tensors(vars(layer), torch)]
+    attributes = {} if isinstance(cache, list) else vars(parts[0])
+    beside = cache if isinstance(cache, list) else [value for name, value in attributes.items() if name != "layers"]
+    held += [_Held(0, "", tensor) for tensor in _tensors(beside, torch)]
     for module in model.modules():
-        kept = (value for name, value in vars(module).items() if not name.startswith("_"))
-        held += [_Held(0, "", value) for value in kept if isinstance(value, torch.Tensor) and value.dim() > 1]
+        # Parameters and buffers are in the private dictionaries; a plain attribute is state.
+        state = (value for value in vars(module).values() if isinstance(value, torch.Tensor) and value.dim() > 1)
+        held += [_Held(0, "", tensor) for tensor in state]
     return held
-
-
-def _attributes(layer: Any) -> Any:
-    return vars(layer) if hasattr(layer, "__dict__") else layer
 
 
 def _tensors(value: Any, torch: Any, empty_too: bool = False) -> Iterator[Any]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from kvcalc.errors import BadInput, UnsupportedByEngine
@@ -20,8 +21,9 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 MAX_CURVES = len(COLOURS) * len(DASHES)
 
 # Contexts of the grid that all curves of a figure share, and steps of a batch drawn exactly, in a figure of one curve.
+# At a batch of 128 a step is less than a hundredth of the height.
 POINTS = 1024
-STEPS = 512
+STEPS = 128
 
 # Taller than this many times the tallest curve, the weights' line would flatten it.
 _WEIGHTS_IN_VIEW = 12
@@ -112,23 +114,19 @@ def capacity_curves(
 ) -> tuple[Curve, ...]:
     """Return the largest batch whose cache fits `memory` bytes on every rank, at every context of a common grid.
 
-    The grid has the first and the last context of each of the lowest `steps` batches (shared among the curves), so that
-    those steps are drawn exactly. Contexts at which any batch fits are left out; BadInput where all do, or none fits.
+    The grid has both sides of the last `steps` falls of the batch (shared among the curves), so that those steps are
+    drawn exactly. Contexts at which any batch fits are left out; BadInput where all do, or none fits.
     """
     for subject in subjects:
         _require_bounded(subject, memory)
-    contexts = set(_contexts(subjects, points, lambda _: 1))
-    for subject in subjects:
-        contexts.update(_step_contexts(subject, memory, steps // len(subjects)))
-    curves = []
-    for subject in subjects:
-        own = [context for context in sorted(contexts) if subject.low <= context <= subject.high]
-        fits = [(context, _largest_batch(subject.placement, memory, context)) for context in own]
-        bounded = [(context, *fit) for context, fit in fits if fit is not None]
-        curves.append(Curve(subject, *zip(*bounded, strict=True)))
+    contexts = _contexts(subjects, points, lambda _: 1)
+    fits = [_Fits(subject, memory) for subject in subjects]
+    each = max(steps // len(subjects), 16)
+    contexts = sorted({*contexts, *(end for fit in fits for end in fit.step_ends(contexts, each))})
+    curves = tuple(Curve(fit.subject, *zip(*fit.bounded(contexts), strict=True)) for fit in fits)
     if not any(curve.values[0] for curve in curves):
         raise BadInput(_does_not_fit(subjects[0], memory))
-    return tuple(curves)
+    return curves
 
 
 def largest_context(placement: Placement, memory: int, local_batch: int = 1) -> int | None:
@@ -203,16 +201,39 @@ def _per_octave(high: int, count: int) -> Iterable[int]:
         power *= 2
 
 
-def _step_contexts(subject: Subject, memory: int, steps: int) -> Iterable[int]:
-    """Yield the contexts between which the batch falls by one, from the last context's batch upwards."""
-    placement = subject.placement
-    at_the_end = _largest_batch(placement, memory, subject.high)
-    lowest = 0 if at_the_end is None else at_the_end[0] // placement.dp
-    for local in range(lowest + 1, lowest + 1 + steps):
-        last = largest_context(placement, memory, local)
-        if last is None or last < subject.low:
-            return
-        yield from (last, last + 1)
+class _Fits:
+    """The largest batches of one subject in a given memory, each worked out once."""
+
+    def __init__(self, subject: Subject, memory: int) -> None:
+        self.subject, self.memory = subject, memory
+        self._known: dict[int, tuple[int, int] | None] = {}
+
+    def at(self, context: int) -> tuple[int, int] | None:
+        """Return the largest batch and what the fullest rank then has to spare; None where any batch fits."""
+        if context not in self._known:
+            self._known[context] = _largest_batch(self.subject.placement, self.memory, context)
+        return self._known[context]
+
+    def bounded(self, contexts: Iterable[int]) -> list[tuple[int, int, int]]:
+        """Return context, batch and spare bytes at those of the contexts that are the subject's own."""
+        own = [context for context in contexts if self.subject.low <= context <= self.subject.high]
+        return [(context, *fit) for context in own if (fit := self.at(context)) is not None]
+
+    def step_ends(self, contexts: Sequence[int], steps: int) -> Iterable[int]:
+        """Yield both sides of the last `steps` falls of the batch, found by halving the gaps between the contexts."""
+        stack = list(pairwise((context, batch) for context, batch, _ in self.bounded(contexts)))
+        while stack and steps > 0:
+            (low, before), (high, after) = stack.pop()
+            if before == after:
+                continue
+            if high - low == 1:
+                steps -= 1
+                yield from (low, high)
+                continue
+            middle = (low + high) // 2
+            fit = self.at(middle)
+            if fit is not None:
+                stack += [((low, before), (middle, fit[0])), ((middle, fit[0]), (high, after))]
 
 
 def _largest_batch(placement: Placement, memory: int, context: int) -> tuple[int, int] | None:

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from kvcalc.errors import Problem, SpecError, did_you_mean
+from kvcalc.errors import did_you_mean
+from kvcalc.read._refusal import quoted, refuse
 
 # Limits; in brackets what the largest published models need. The last two hold for all shards together.
 MAX_HEADER_BYTES = 100_000_000  # by the specification [12 MB]
@@ -88,7 +89,7 @@ def read_weights(path: Path | str) -> WeightFiles:
     """
     path = Path(path)
     if "\0" in str(path):
-        _refuse(repr(str(path)), "", "is not a file name")
+        refuse(repr(str(path)), "", "is not a file name")
     expected, shards = _shards(path)
     totals: Counter[str] = Counter()
     parameters = tensors = 0
@@ -99,7 +100,7 @@ def read_weights(path: Path | str) -> WeightFiles:
             parameters += elements
             tensors += 1
     if tensors < expected:
-        _refuse(str(path), "weight_map", f"names {expected:,} tensors, but the shards hold {tensors:,}")
+        refuse(str(path), "weight_map", f"names {expected:,} tensors, but the shards hold {tensors:,}")
     return WeightFiles(sum(totals.values()), parameters, dict(totals.most_common()), tuple(map(str, shards)))
 
 
@@ -122,7 +123,7 @@ def _shards(path: Path) -> tuple[int, list[Path]]:
         return 0, [path]
     count = int(match[2])
     if not 1 <= count <= MAX_SHARDS:
-        _refuse(str(path), "", f"is one of {count:,} shards; from 1 to {MAX_SHARDS:,} are read")
+        refuse(str(path), "", f"is one of {count:,} shards; from 1 to {MAX_SHARDS:,} are read")
     return 0, [path.with_name(f"{match[1]}-{number:05}-of-{match[2]}.safetensors") for number in range(1, count + 1)]
 
 
@@ -136,10 +137,10 @@ def _main_file(folder: Path) -> Path:
     # Without an index, the shards of one model, or a file under another name, still are one answer.
     candidates = sorted({_SHARD.sub(r"\1-00001-of-\2.safetensors", name) for name in indices or names})
     if not candidates:
-        _refuse(str(folder), "", "holds no .safetensors file")
+        refuse(str(folder), "", "holds no .safetensors file")
     if len(candidates) > 1:
-        some = ", ".join(_quoted(name) for name in candidates[:4])
-        _refuse(str(folder), "", f"holds {len(candidates)} sets of weights; name one: {some}")
+        some = ", ".join(quoted(name) for name in candidates[:4])
+        refuse(str(folder), "", f"holds {len(candidates)} sets of weights; name one: {some}")
     return folder / candidates[0]
 
 
@@ -152,9 +153,9 @@ def _weight_files(folder: Path) -> list[str]:
                 if entry.name.endswith((".safetensors", ".safetensors.index.json")):
                     names.append(entry.name)
                 if len(names) > 2 * MAX_SHARDS:
-                    _refuse(str(folder), "", f"holds more than {2 * MAX_SHARDS:,} weight files")
+                    refuse(str(folder), "", f"holds more than {2 * MAX_SHARDS:,} weight files")
     except OSError as error:
-        _refuse(str(folder), "", f"cannot be read: {error.strerror or error}")
+        refuse(str(folder), "", f"cannot be read: {error.strerror or error}")
     return names
 
 
@@ -164,7 +165,7 @@ def _indexed(path: Path) -> tuple[int, list[Path]]:
     tensors = 0
     with _opened(path) as (stream, size):
         if size > MAX_INDEX_BYTES:
-            _refuse(str(path), "", f"is larger than {MAX_INDEX_BYTES:,} bytes")
+            refuse(str(path), "", f"is larger than {MAX_INDEX_BYTES:,} bytes")
         text = _Json(stream, str(path), 0, size, _Limits())
         for key in text.members("the index"):
             if key != "weight_map":
@@ -181,12 +182,12 @@ def _indexed(path: Path) -> tuple[int, list[Path]]:
             tensors = len(names)
         text.end()
     if not files:
-        _refuse(str(path), "weight_map", "is missing or empty; an index maps every tensor to its file")
+        refuse(str(path), "weight_map", "is missing or empty; an index maps every tensor to its file")
     for name in files:
         # A file elsewhere is not the model's, and reading it would tell what is there.
         if not name.endswith(".safetensors") or re.search(r"[/\\\0]", name):
-            message = f"'{_quoted(name)}' is not the name of a .safetensors file beside the index"
-            _refuse(str(path), "weight_map", message)
+            message = f"'{quoted(name)}' is not the name of a .safetensors file beside the index"
+            refuse(str(path), "weight_map", message)
     return tensors, [path.with_name(name) for name in sorted(files)]
 
 
@@ -222,7 +223,7 @@ def _tensors(path: Path, limits: _Limits) -> Iterator[tuple[str, int, int]]:
         length = _header_length(stream, size, str(path))
         limits.header_bytes -= length
         if limits.header_bytes < 0:
-            _refuse(str(path), "", f"the headers together exceed {MAX_ALL_HEADERS_BYTES:,} bytes")
+            refuse(str(path), "", f"the headers together exceed {MAX_ALL_HEADERS_BYTES:,} bytes")
         text = _Json(stream, str(path), 8, length, limits)
         names, begins, ends = _Names(text), array("q"), array("q")
         for tensor in text.members("the header"):
@@ -242,12 +243,12 @@ def _tensors(path: Path, limits: _Limits) -> Iterator[tuple[str, int, int]]:
 def _header_length(stream: BinaryIO, size: int, file: str) -> int:
     """Return the bytes of the JSON, after checking that the file can hold them."""
     if size < 8:
-        _refuse(file, "", f"is not a safetensors file: it has {size} bytes, and the header's length alone takes 8")
+        refuse(file, "", f"is not a safetensors file: it has {size} bytes, and the header's length alone takes 8")
     length = int.from_bytes(stream.read(8), "little")
     if length > MAX_HEADER_BYTES:
-        _refuse(file, "", f"is not a safetensors file: its header would have {length:,} bytes; 100 MB are possible")
+        refuse(file, "", f"is not a safetensors file: its header would have {length:,} bytes; 100 MB are possible")
     if length > size - 8:
-        _refuse(file, "", f"is cut short: the header has {length:,} bytes, and {size - 8:,} follow its length")
+        refuse(file, "", f"is cut short: the header has {length:,} bytes, and {size - 8:,} follow its length")
     return length
 
 
@@ -260,7 +261,7 @@ def _tensor(text: _Json, name: str) -> tuple[str, int, int, int]:
     if not isinstance(dtype, str):
         text.fail(name, "dtype must be a text")
     if dtype not in DTYPE_BITS:
-        text.fail(name, f"unknown dtype '{_quoted(dtype)}'{did_you_mean(dtype[:40], DTYPE_BITS)}")
+        text.fail(name, f"unknown dtype '{quoted(dtype)}'{did_you_mean(dtype[:40], DTYPE_BITS)}")
     if not _is_sizes(shape):
         text.fail(name, "shape must be a list of whole numbers from 0 on")
     if not _is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
@@ -269,7 +270,7 @@ def _tensor(text: _Json, name: str) -> tuple[str, int, int, int]:
     bits = elements * DTYPE_BITS[dtype]
     begin, end = offsets
     if elements > _MAX_INT64 or bits % 8 or bits // 8 != end - begin:
-        shown = _quoted(" x ".join(map(str, shape))) or "one element"
+        shown = quoted(" x ".join(map(str, shape))) or "one element"
         text.fail(name, f"{shown} of {dtype} do not take the {end - begin:,} bytes between its data_offsets")
     return dtype, elements, begin, end
 
@@ -285,15 +286,15 @@ def _check_ranges(file: str, names: _Names, begins: array[int], ends: array[int]
     for index in sorted(range(len(begins)), key=lambda index: (begins[index], ends[index])):
         begin, end = begins[index], ends[index]
         if begin < at:
-            _refuse(file, _quoted(names[index]), f"its data, from byte {begin:,} on, overlaps the tensor before it")
+            refuse(file, quoted(names[index]), f"its data, from byte {begin:,} on, overlaps the tensor before it")
         if begin > at:
-            _refuse(file, _quoted(names[index]), f"the {begin - at:,} bytes before its data belong to no tensor")
+            refuse(file, quoted(names[index]), f"the {begin - at:,} bytes before its data belong to no tensor")
         if end > data_bytes:
             message = f"its data ends at byte {end:,}, but only {data_bytes:,} follow the header; the file is cut short"
-            _refuse(file, _quoted(names[index]), message)
+            refuse(file, quoted(names[index]), message)
         at = end
     if at < data_bytes:
-        _refuse(file, "", f"the last {data_bytes - at:,} bytes belong to no tensor")
+        refuse(file, "", f"the last {data_bytes - at:,} bytes belong to no tensor")
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------
@@ -304,12 +305,12 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
     """Give a regular file, open for reading, and its size; SpecError if there is none."""
     # Asked before opening: opening a pipe would wait for its writer, and a device has no end.
     if not stat.S_ISREG(_mode(path)):
-        _refuse(str(path), "", "is not a regular file")
+        refuse(str(path), "", "is not a regular file")
     try:
         with path.open("rb") as stream:
             yield stream, os.fstat(stream.fileno()).st_size
     except OSError as error:
-        _refuse(str(path), "", f"cannot be read: {error.strerror or error}")
+        refuse(str(path), "", f"cannot be read: {error.strerror or error}")
 
 
 def _mode(path: Path) -> int:
@@ -317,17 +318,7 @@ def _mode(path: Path) -> int:
     try:
         return path.stat().st_mode
     except OSError as error:
-        _refuse(str(path), "", f"cannot be read: {error.strerror or error}")
-
-
-def _refuse(file: str, field_name: str, message: str) -> NoReturn:
-    raise SpecError([Problem(file, 1, 1, field_name, message)])
-
-
-def _quoted(text: str, limit: int = 80) -> str:
-    """Return text from a file as it may be printed: control characters escaped, long text cut."""
-    shown = text if text.isprintable() else repr(text)[1:-1]
-    return shown if len(shown) <= limit else f"{shown[: limit - 3]}..."
+        refuse(str(path), "", f"cannot be read: {error.strerror or error}")
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
@@ -366,7 +357,7 @@ class _Json:
 
     def fail(self, field_name: str, message: str) -> NoReturn:
         """Raise a SpecError that names the byte offset."""
-        _refuse(self.file, _quoted(field_name), f"{message}, at byte {self._base + self._at:,}")
+        refuse(self.file, quoted(field_name), f"{message}, at byte {self._base + self._at:,}")
 
     def members(self, what: str) -> Iterator[str]:
         """Yield the keys of the object that follows; the caller reads each value before it asks for the next key."""

@@ -90,7 +90,7 @@ def find(model: str) -> Path:
 
 def is_path(model: str) -> bool:
     """Return whether a MODEL argument that is no known name means a file or folder."""
-    return model.endswith((*_SUFFIXES, *_FOREIGN)) or model[:1] in (".", "/", "~") or Path(model).is_dir()
+    return model.endswith((*_SUFFIXES, *_FOREIGN)) or model[:1] in (".", "/", "~") or os.path.isdir(model)
 
 
 @lru_cache(maxsize=512)
@@ -127,10 +127,11 @@ def _declared_names(path: Path) -> tuple[str, ...]:
 
 def _checked_path(model: str) -> Path:
     """Return the path, or a BadInput that says what is wrong with it."""
-    path = Path(model).expanduser()
-    if path.is_dir():
+    # os.path, unlike pathlib, takes a user or a name that the system refuses for a path that does not exist.
+    path = Path(os.path.expanduser(model))
+    if os.path.isdir(path):
         raise BadInput(f"{model} is a folder; name a YAML spec in it")
-    if not path.exists():
+    if not os.path.exists(path):
         raise BadInput(f"{model}: no such file")
     if path.suffix in _FOREIGN:
         raise BadInput(f"{model}: {path.suffix} files cannot be read; write a YAML spec ('kvcalc show gpt2-small')")

@@ -28,14 +28,30 @@ _NULL = re.compile(r"~|null|Null|NULL|")
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
 _TRAPS = (
-    (re.compile(r"(?i:yes|no|on|off|y|n)"), "is a boolean in YAML 1.1 and text in YAML 1.2; quote it, or write true/false"),
+    (re.compile(r"(?i:yes|no|on|off|y|n)"), "is a boolean in YAML 1.1 and text in 1.2; quote it, or write true/false"),
     (re.compile(r"[-+]?0[0-9_]+"), "starts with 0, which YAML 1.1 reads as octal; write it without the leading zero"),
     (re.compile(r"[-+]?0[xob][0-9A-Fa-f_]+"), "is not decimal; write a decimal number"),
     (re.compile(r"[-+]?[0-9]+(?::[0-9]+)+"), "is a base-60 number in YAML 1.1; write a decimal number or quote it"),
     (re.compile(r"[-+]?[0-9][0-9,]*_[0-9_,]*|[0-9]{1,3}(?:,[0-9]{3})+"), "has digit separators; write plain digits"),
-    (re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|nan)", re.I),
-     "is not a whole number in plain digits; write for example 1000000000 instead of 1e9, or quote it if it is text"),
+    (re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+"),
+     "has an exponent; write plain digits, for example 1000000000 instead of 1e9"),
+    (re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)|[-+]?\.(?:inf|nan)", re.I),
+     "is not a whole number; write plain digits, or quote it if it is text"),
 )  # fmt: skip
+
+# What YAML does not allow in a file (YAML 1.2, 5.1); the parser would say so without the place.
+_CONTROL = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+
+# What the parser's words usually mean in a spec.
+_HINTS = {
+    "cannot start any token": "indent with spaces, not tabs, and quote text that starts with @ or `",
+    "mapping values are not allowed": "quote text that contains ': ', and check the indentation",
+    "expected node content": "a value, or a closing ] or }, is missing",
+    "did not find expected ','": "a comma or a closing ] or } is missing",
+    "did not find expected key": "check the indentation, and that every line reads 'key: value'",
+    "could not find expected ':'": "every line reads 'key: value'",
+    "unexpected end of stream": "a closing quote is missing",
+}
 
 
 @dataclass
@@ -62,7 +78,8 @@ def dotted(path: Path_) -> str:
     """Return `('kinds', 'local', 'window')` as `kinds.local.window`, list items as `pattern[2]`."""
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+        key = _shorten(str(part)) or "''"
+        text += f"[{part}]" if isinstance(part, int) else f".{key}" if text else key
     return text
 
 
@@ -88,27 +105,29 @@ def read_text(path: Path, limit: int = MAX_FILE_BYTES) -> str:
 def parse(text: str, file: str) -> Tree:
     """Return the data of a YAML document with positions; SpecError with every fault found.
 
-    Refused: aliases and anchors, tags, duplicate keys, several documents, nesting beyond 16, ambiguous scalars.
+    Refused: aliases and anchors, tags, duplicate keys, several documents, nesting beyond 16, ambiguous scalars,
+    control characters.
     """
     tree = Tree(file)
+    control = _CONTROL.search(text)
+    if control:
+        line, column = text.count("\n", 0, control.start()) + 1, control.start() - text.rfind("\n", 0, control.start())
+        message = f"contains the control character U+{ord(control[0]):04X}; a spec is plain text"
+        raise SpecError([Problem(file, line, column, "", message)])
     try:
         _Builder(tree, yaml.parse(text, Loader=_LOADER)).document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        message = f"not valid YAML: {error.problem or error.context or 'cannot be parsed'}"
-        raise SpecError([*tree.problems, Problem(file, *place, "", message)]) from None
-    except yaml.YAMLError as error:  # the reader refuses control characters; it knows an offset, not a line
-        position = getattr(error, "position", 0)
-        line = text[:position].count("\n") + 1
-        message = "not a text file: it contains control characters"
-        raise SpecError([Problem(file, line, 1, "", message)]) from None
+        words = error.problem or error.context or "cannot be parsed"
+        hint = next((f"; {hint}" for part, hint in _HINTS.items() if part in words), "")
+        raise SpecError([*tree.problems, Problem(file, *place, "", f"not valid YAML: {words}{hint}")]) from None
     if tree.problems:
         raise SpecError(tree.problems)
     return tree
 
 
-class _Stop(Exception):
+class _Stop(Exception):  # noqa: N818  (it carries no message; the problems say what was wrong)
     """The document cannot be read further."""
 
 
@@ -140,12 +159,13 @@ class _Builder:
             return None
         if event.anchor is not None:
             self._problem(event, path, f"YAML anchors (&{event.anchor}) are not supported; remove it")
-        if event.tag is not None and event.tag != "!":
-            self._problem(event, path, f"YAML tags ({event.tag}) are not supported; remove it")
+        if event.tag is not None:
+            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
+            self._problem(event, path, f"YAML tags ({_shorten(tag)}) are not supported; remove it")
         if isinstance(event, yaml.ScalarEvent):
             return self._scalar(event, path)
         if len(path) >= _MAX_DEPTH:
-            self._problem(event, path, f"nested deeper than {_MAX_DEPTH} levels")
+            self._problem(event, path, f"nested deeper than {_MAX_DEPTH} levels; a spec needs no more than 4")
             raise _Stop
         return self._sequence(path) if isinstance(event, yaml.SequenceStartEvent) else self._mapping(path)
 
@@ -173,7 +193,7 @@ class _Builder:
 
     def _key(self, event: Any, path: Path_) -> str:
         if not isinstance(event, yaml.ScalarEvent):
-            self._problem(event, path, "a key must be plain text")
+            self._problem(event, path, "a key must be plain text; write 'key: value'")
             raise _Stop
         if event.value == "<<" and not event.style:
             self._problem(event, path, "YAML merge keys (<<) are not supported; write the values out")
@@ -197,7 +217,7 @@ class _Builder:
 
     def _integer(self, event: Any, path: Path_, text: str) -> int | None:
         if len(text) > _MAX_DIGITS:
-            self._problem(event, path, f"'{_shorten(text)}' has {len(text)} digits; no such quantity exists")
+            self._problem(event, path, f"'{_shorten(text)}' has {len(text)} digits; check the number: nothing is so large")
             return None
         return int(text)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from typing import Any
 
 import pytest
 from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
@@ -22,9 +24,27 @@ def test_every_import_goes_down_the_house(capsys: pytest.CaptureFixture[str], mo
     assert status == EXIT_STATUS_SUCCESS, capsys.readouterr().out
 
 
+def contract(kind: str) -> dict[str, Any]:
+    """Return the contract of a type from pyproject.toml."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    found: dict[str, Any] = next(item for item in settings["contracts"] if item["type"] == kind)
+    return found
+
+
+def test_the_design_page_has_every_layer() -> None:
+    """Whoever reads docs/design.md sees the layers that are kept, in their order."""
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("## Layers of the code")[2]
+    rows = [line.split("|")[1] for line in page.partition("\n## ")[0].splitlines() if line.startswith("| `")]
+    shown = re.findall(r"\w+", " ".join(rows))
+    depth = {
+        name: depth for depth, layer in enumerate(contract("layers")["layers"]) for name in re.findall(r"\w+", layer)
+    }
+    assert set(shown) == set(depth)
+    assert shown == sorted(shown, key=lambda name: depth[name])
+
+
 def test_the_contract_of_the_kinds_names_every_kind() -> None:
     """A new kind's file is among those that must not import each other."""
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
-    named = next(contract for contract in settings["contracts"] if contract["type"] == "independence")["modules"]
+    named = contract("independence")["modules"]
     files = {path.stem for path in (ROOT / "kvcalc" / "spec" / "kinds").glob("*.py")} - {"__init__", "_base", "union"}
     assert {name.rpartition(".")[2] for name in named} == files

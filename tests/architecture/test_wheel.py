@@ -21,6 +21,7 @@ from tests.architecture.project import ROOT
 CALLS = {
     "size": ["gpt2-small", "--ctx", "4096", "--batch", "8"],
     "explain": ["deepseek-v3", "--ctx", "4096"],
+    "fit": ["llama-3.1-8b", "--kv-memory", "16GiB", "--ctx", "8K"],
     "compare": ["gpt2-small", "llama-3.1-8b", "--ctx", "1024"],
     "models": [],
     "show": ["qwen3-next-80b-a3b"],
@@ -79,7 +80,6 @@ def _is_installed(name: str) -> bool:
 
 def _run(command: list[str], folder: Path | None = None, *, expected: int = 0) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "KVCALC_SPECS")}
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == expected, f"{command}\n{result.stdout}{result.stderr}"
     return result

@@ -61,10 +61,8 @@ def main() -> int:
         command, alone = compare(comparison)
         ratio = command / alone
         missed += ratio > comparison.aim
-        print(
-            f"{comparison.name:<16} {command * 1000:4.0f} ms, {comparison.alone.split(';')[0]:<18} {alone * 1000:4.0f} ms:"
-            f" {ratio:.2f}x (aim {comparison.aim}x)"
-        )
+        times = f"{command * 1000:4.0f} ms, its dependencies {alone * 1000:4.0f} ms"
+        print(f"{comparison.name:<16} {times}: {ratio:.2f}x (aim {comparison.aim}x)")
     return int(missed > 0)
 
 

@@ -54,7 +54,7 @@ def test_an_answer_has_its_stable_keys(call: str) -> None:
     """`--json` and `--format json` are one thing, with the schema's name and every key that was promised."""
     data = json.loads(answer(*call.split(), "--json"))
     assert json.loads(answer(*call.split(), "--format", "json")) == data
-    command = call.split()[0]
+    command = call.split(maxsplit=1)[0]
     assert data["schema"] == f"kvcalc.{command}/1"
     assert set(data) >= KEYS[call]
     for (owner, name), keys in ROW_KEYS.items():

@@ -51,7 +51,7 @@ CALLS = {
     "explain-encoder": "explain whisper-large-v3 --ctx 100 --batch 2",
     "explain-state": "explain mamba2-2.7b --ctx 4096",
     "explain-shared-layers": "explain gemma-3n-e4b --ctx 4096",
-    "explain-shared-prefix": "explain gemma-3-27b --ctx 4096 --batch 4 --shared-prefix 2000 --evict window:1000,sinks:4",
+    "explain-shared-prefix": "explain gemma-3-27b --ctx 4K --batch 4 --shared-prefix 2000 --evict window:1000,sinks:4",
     "explain-chunked": "explain llama-4-scout --ctx 20000 --batch 3",
     "explain-stages": "explain nemotron-h-56b --ctx 4096 --pp 2 --tp 2 --kv-dtype q8_0/q4_0",
     "explain-reserved": "explain llama-3.1-8b --ctx 4096 --reserve-ctx 8192 --tp 16 --kv-dtype int8",
@@ -63,8 +63,8 @@ CALLS = {
     "compare-csv": "compare gpt2-small --attention mha,mqa --ctx 1000 --format csv",
     "compare-md": "compare gpt2-small --attention mha,mqa --ctx 1000 --format md",
     "compare-remedies": "compare gpt2-small --remedies --ctx 512 --batch 8",
-    "compare-remedies-given": "compare llama-3.1-8b --remedies --ctx 8K --batch 4 --evict budget:1024 --shared-prefix 4K"
-    " --reserve-ctx 16K -o block_size=32",
+    "compare-remedies-given": "compare llama-3.1-8b --remedies --ctx 8K --batch 4 --evict budget:1024"
+    " --shared-prefix 4K --reserve-ctx 16K -o block_size=32",
     "compare-remedies-state": "compare mamba2-2.7b --remedies --ctx 4096",
     "models": "models gpt2",
     "models-json": "models gpt2-small --json",

@@ -5,7 +5,8 @@ A page is Markdown in which
 - a `sh` block is run by bash, a `python` block by Python, all of one page in one empty folder; what they print stands
   in the `text` block right below them (no such block: they print nothing);
 - `exit=2` after `sh` is the exit code that the block must end with, `not-run` says that it is for the reader alone,
-  `needs=torch` that it is run where torch is installed, `installs` that its `pip install ... &&` is left out;
+  `needs=torch` that it is run where torch is installed, `installs` that its `pip install ... &&` is left out,
+  `quiet` that what it says on standard error is not shown;
 - a `yaml file=NAME` block is written to that file, for the blocks below it;
 - what stands between `<!-- begin NAME -->` and `<!-- end NAME -->` is made by `generated.PARTS[NAME]`.
 """
@@ -32,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # A fenced block: its language, the rest of the info string, its text.
 _BLOCK = re.compile(r"^```(?P<language>\w+)(?P<info>[^\n]*)\n(?P<text>.*?)^```\n", re.M | re.S)
 _OUTPUT = re.compile(r"\n```text\n(?P<text>.*?)^```\n", re.M | re.S)
-_PART = re.compile(r"^<!-- begin (?P<name>[\w-]+) -->\n.*?^<!-- end (?P=name) -->\n", re.M | re.S)
+_PART = re.compile(r"^<!-- begin (?P<name>[\w.-]+) -->\n.*?^<!-- end (?P=name) -->\n", re.M | re.S)
 
 # What would make an example print something else on another machine.
 _HIDDEN = ("KVCALC_SPECS", "NO_COLOR", "FORCE_COLOR", "PYTHONWARNINGS")
@@ -86,22 +87,22 @@ class Runner:
             return None
         if language == "sh":
             if "installs" in settings:
-                text = re.sub(r"pip install \S+ && ", "", text)
-            return self._shell(text, int(settings.get("exit", "0")))
+                text = re.sub(r"pip install [^&]+ && ", "", text)
+            return self._shell(text, int(settings.get("exit", "0")), quiet="quiet" in settings)
         if language == "python":
             return self._python(text)
         if language == "yaml" and "file" in settings:
             (self.folder / settings["file"]).write_text(text, encoding="utf-8")
         return None
 
-    def _shell(self, script: str, expected: int) -> str:
+    def _shell(self, script: str, expected: int, *, quiet: bool) -> str:
         result = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", script],
             cwd=self.folder,
             env=self._environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.DEVNULL if quiet else subprocess.STDOUT,
             text=True,
             encoding="utf-8",
             timeout=120,
@@ -125,7 +126,6 @@ class Runner:
             **kept,
             "PATH": f"{tools}{os.pathsep}{os.environ.get('PATH', '')}",
             "PYTHONPATH": str(ROOT),
-            "PYTHONDONTWRITEBYTECODE": "1",
             "XDG_CONFIG_HOME": str(self.folder / ".config"),
             "COLUMNS": "80",
             "LC_ALL": "C.UTF-8",

@@ -47,26 +47,28 @@ def test_a_kind_has_a_section(name: str) -> None:
     assert f"<!-- begin kind-{name} -->" in section
 
 
+def _formulas() -> dict[str, tuple[str, str]]:
+    """Return variant -> the formulas of its convolution part and its recurrent part, as the page writes them."""
+    section = KINDS_PAGE.read_text(encoding="utf-8").partition("\n## state\n")[2].partition("<!-- begin")[0]
+    return {match["variant"]: (match["conv"], match["state"]) for match in _FORMULA.finditer(section)}
+
+
 def test_every_variant_of_state_has_its_formula() -> None:
     """The table of formulas names exactly the variants there are."""
-    assert {match["variant"] for match in _FORMULA.finditer(KINDS_PAGE.read_text(encoding="utf-8"))} == set(
-        STATE_VARIANTS
-    )
+    assert set(_formulas()) == set(STATE_VARIANTS)
 
 
 @pytest.mark.parametrize("name", STATE_VARIANTS)
 def test_the_formula_of_a_variant_is_what_it_keeps(name: str) -> None:
     """The formula in the table, read as arithmetic, gives the elements of the entries, for dimensions all unlike."""
-    (match,) = [
-        found for found in _FORMULA.finditer(KINDS_PAGE.read_text(encoding="utf-8")) if found["variant"] == name
-    ]
     variant = STATE_VARIANTS[name]
     fields = [field for field in variant.model_fields if variant.model_fields[field].annotation is int]
     dimensions = dict(zip(fields, (3, 5, 7, 11, 13, 17), strict=False))
     kept = {"conv": 0, "ssm": 0}
     for entry in variant.model_validate(dimensions).entries():
         kept[entry.role] += math.prod(size for _, size in entry.axes)
-    assert (_value(match["conv"], dimensions), _value(match["state"], dimensions)) == (kept["conv"], kept["ssm"])
+    conv, state = _formulas()[name]
+    assert (_value(conv, dimensions), _value(state, dimensions)) == (kept["conv"], kept["ssm"])
 
 
 def _value(formula: str, dimensions: dict[str, int]) -> int:
@@ -74,11 +76,19 @@ def _value(formula: str, dimensions: dict[str, int]) -> int:
     return int(eval(arithmetic, {"__builtins__": {}}, dimensions))
 
 
-def test_every_format_and_engine_is_named() -> None:
-    """The tables are generated, but from these."""
-    formats, engines = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8"), CLI.read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_engine_has_a_section(name: str) -> None:
+    """With an example that is run and its options."""
+    page = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
+    section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+    assert re.search(r"^```sh\nkvcalc size ", section, re.M)
+    assert f"<!-- begin options-{name} -->" in section
+
+
+def test_every_format_is_named() -> None:
+    """The table is generated, and from all of them."""
+    formats = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
     assert not [name for name in FORMATS if f"| `{name}` |" not in formats]
-    assert not [name for name in ENGINES if f"| `{name}` |" not in engines]
 
 
 def test_every_public_name_is_on_the_page_of_the_api() -> None:

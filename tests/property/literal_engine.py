@@ -5,6 +5,7 @@ Written from the rules as the options describe them; it shares no formula with t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,39 +96,46 @@ class TokenLayer:
         return len({slot // self.remedies.block for slot in self.slots.values()})
 
 
-def tokens(rule: str, size: int, remedies: Remedies, context: int, batch: int) -> tuple[int, int]:
-    """Return the token places that a batch holds, and those set aside for it."""
-    layer = TokenLayer(rule, size, remedies)
-    most_own = most_shared = held = paged = 0
-    for position in range(max(context, remedies.reserve or 0)):
+def tokens(rule: str, size: int, remedies: Remedies, contexts: int, batch: int) -> list[tuple[int, int]]:
+    """Return (held, set aside) token places of a batch at context 1, 2, ... `contexts`."""
+    layer, block = TokenLayer(rule, size, remedies), remedies.block
+    most_own = most_shared = 0
+    found = []
+    for position in range(max(contexts, remedies.reserve or 0)):
         layer.append(position)
         most_own, most_shared = max(most_own, len(layer.slots)), max(most_shared, layer.shared_tokens)
-        if position == context - 1:
-            held = batch * len(layer.slots) + layer.shared_tokens
-            paged = remedies.block * (batch * layer.own_blocks + layer.shared_blocks)
-    if remedies.reserve is None:
-        return held, paged
-    return held, batch * _whole_blocks(most_own, remedies) + _whole_blocks(most_shared, remedies)
+        held = batch * len(layer.slots) + layer.shared_tokens
+        found.append((held, block * (batch * layer.own_blocks + layer.shared_blocks)))
+    if remedies.reserve is not None:
+        reserved = batch * _whole_blocks(most_own, block) + _whole_blocks(most_shared, block)
+        found = [(held, reserved) for held, _ in found]
+    return found[:contexts]
 
 
-def _whole_blocks(count: int, remedies: Remedies) -> int:
-    return -(-count // remedies.block) * remedies.block
+def _whole_blocks(count: int, block: int) -> int:
+    return -(-count // block) * block
 
 
-def places(rule: str, size: int, remedies: Remedies, context: int, batch: int) -> tuple[int, int]:
-    """Return (held, set aside) places of any retention rule, for a whole batch."""
-    if rule == "state":
-        return batch, batch
-    if rule == "encoder":
-        return batch * size, batch * _whole_blocks(size, remedies)
-    if rule in ("entries", "waiting", "overlap"):
-        count = {"entries": context // size, "waiting": context % size, "overlap": int(context >= size)}[rule]
-        return batch * count, batch * count
-    return tokens(rule, size, remedies, context, batch)
+def places(rule: str, size: int, remedies: Remedies, contexts: int, batch: int) -> list[tuple[int, int]]:
+    """Return (held, set aside) places of any retention rule, for a whole batch, at context 1, 2, ... `contexts`."""
+    match rule:
+        case "state":
+            return [(batch, batch)] * contexts
+        case "encoder":
+            return [(batch * size, batch * _whole_blocks(size, remedies.block))] * contexts
+        case "entries":
+            counts = [context // size for context in range(1, contexts + 1)]
+        case "waiting":
+            counts = [context % size for context in range(1, contexts + 1)]
+        case "overlap":
+            counts = [int(context >= size) for context in range(1, contexts + 1)]
+        case _:
+            return tokens(rule, size, remedies, contexts, batch)
+    return [(batch * count, batch * count) for count in counts]
 
 
 # Bytes of one row of `elements`, as the formats' publications give them.
-ROWS = {
+ROWS: dict[str, Callable[[int], int]] = {
     "fp16": lambda elements: 2 * elements,
     "fp8": lambda elements: elements,
     "q8_0": lambda elements: 34 * elements // 32,
@@ -157,7 +165,7 @@ def layer_entries(kind: dict[str, Any], top: dict[str, Any], kv: str) -> list[tu
             return []
 
 
-def _compressed_entries(kind: dict[str, Any], row: Any) -> list[tuple[str, int, int]]:
+def _compressed_entries(kind: dict[str, Any], row: Callable[[int], int]) -> list[tuple[str, int, int]]:
     """DeepSeek-V4 as transformers holds it: w elements of waiting KV and gate each, c of an entry and its overlap."""
     head, index, ratio = kind["head_dim"], kind.get("index_head_dim"), kind["ratio"]
     window = ("window", kind["window"], row(head))
@@ -174,27 +182,28 @@ def _compressed_entries(kind: dict[str, Any], row: Any) -> list[tuple[str, int, 
 
 def _state_bytes(kind: dict[str, Any]) -> int:
     """Return the bytes of one state: convolution inputs in bf16, the recurrent part in fp32."""
-    k = kind.get("conv_kernel", 1) - 1
+    size = {name: int(value) for name, value in kind.items() if isinstance(value, int)}
+    k = size.get("conv_kernel", 1) - 1
     match kind["variant"]:
         case "mamba1":
-            return kind["channels"] * (2 * k + 4 * kind["state_size"])
+            return size["channels"] * (2 * k + 4 * size["state_size"])
         case "mamba2":
-            inner = kind["state_heads"] * kind["state_head_dim"]
-            return 2 * k * (inner + 2 * kind["groups"] * kind["state_size"]) + 4 * inner * kind["state_size"]
+            inner = size["state_heads"] * size["state_head_dim"]
+            return 2 * k * (inner + 2 * size["groups"] * size["state_size"]) + 4 * inner * size["state_size"]
         case "gated_deltanet":
-            keys, values = kind["key_heads"] * kind["key_head_dim"], kind["value_heads"] * kind["value_head_dim"]
-            return 2 * k * (2 * keys + values) + 4 * values * kind["key_head_dim"]
+            keys, values = size["key_heads"] * size["key_head_dim"], size["value_heads"] * size["value_head_dim"]
+            return 2 * k * (2 * keys + values) + 4 * values * size["key_head_dim"]
         case "kda":
-            inner = kind["state_heads"] * kind["state_head_dim"]
-            return 2 * k * 3 * inner + 4 * inner * kind["state_head_dim"]
+            inner = size["state_heads"] * size["state_head_dim"]
+            return 2 * k * 3 * inner + 4 * inner * size["state_head_dim"]
         case "rg_lru":
-            return kind["channels"] * (2 * k + 4)
+            return size["channels"] * (2 * k + 4)
         case "rwkv4":
-            return kind["channels"] * (2 * 2 + 3 * 4)
+            return size["channels"] * (2 * 2 + 3 * 4)
         case "rwkv":
-            return 2 * 2 * kind["channels"] + 4 * kind["state_heads"] * kind["state_head_dim"] ** 2
+            return 2 * 2 * size["channels"] + 4 * size["state_heads"] * size["state_head_dim"] ** 2
         case "short_conv":
-            return 2 * k * kind["channels"]
+            return 2 * k * size["channels"]
         case other:
             assert other == "lightning"
-            return 2 * kind["state_heads"] * kind["state_head_dim"] ** 2
+            return 2 * size["state_heads"] * size["state_head_dim"] ** 2

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from kvcalc.footprint import Footprint, Steps, Term
-
+from kvcalc.footprint import Footprint, Scope, Steps, Term
 from tests.property import literal
 
 Held = Callable[[int, int], Iterable[int]]  # (contexts, batch) -> bytes held at context 1, 2, ...
@@ -126,7 +125,8 @@ rule_sums = st.lists(rules, min_size=1, max_size=4)
 @st.composite
 def staircases(draw: st.DrawFn) -> Steps:
     """Return any staircase that the algebra allows, small enough for brute force."""
-    scope = draw(st.sampled_from(("sequence", "once", "pooled")))
+    scopes: tuple[Scope, ...] = ("sequence", "once", "pooled")
+    scope = draw(st.sampled_from(scopes))
     cap = draw(st.none() | st.integers(0, 25))
     return Steps(
         rate=draw(st.integers(0, 4)),

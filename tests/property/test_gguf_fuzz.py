@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcalc.errors import SpecError
-from kvcalc.read.gguf import TENSOR_TYPES, read_header, to_spec
+from kvcalc.read.gguf import TENSOR_TYPES, read_header
+from kvcalc.read.gguf_spec import to_spec
 from kvcalc.read.safetensors import DTYPE_BITS, read_weights
 from kvcalc.spec.model import ModelSpec
 

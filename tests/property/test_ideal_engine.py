@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import event, given
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from kvcalc import api
@@ -13,17 +13,25 @@ from kvcalc.errors import UnsupportedByEngine
 from tests.property.literal_engine import ROWS, Remedies, layer_entries, places
 from tests.property.specs import TOP, small_spec
 
-few = st.integers(1, 24)
+CONTEXTS = 50
 
-token_kinds = st.one_of(
+few = st.integers(1, 24)
+batches = st.integers(1, 3)
+
+head_kinds = st.one_of(
     st.fixed_dictionaries(
-        {"kind": st.just("full")}, optional={"kv_heads": st.sampled_from((1, 2, 8)), "v_head_dim": st.sampled_from((0, 32))}
+        {"kind": st.just("full")},
+        optional={"kv_heads": st.sampled_from((1, 2, 8)), "v_head_dim": st.sampled_from((0, 32))},
     ),
-    st.fixed_dictionaries({"kind": st.just("sliding"), "window": few}, optional={"head_dim": st.sampled_from((32, 96))}),
+    st.fixed_dictionaries(
+        {"kind": st.just("sliding"), "window": few}, optional={"head_dim": st.sampled_from((32, 96))}
+    ),
     st.fixed_dictionaries({"kind": st.just("chunked"), "chunk": few}),
+    st.fixed_dictionaries({"kind": st.just("cross"), "encoder_context": st.integers(0, 30)}),
+)
+headless_kinds = st.one_of(
     st.fixed_dictionaries({"kind": st.just("mla"), "kv_lora_rank": st.just(64), "qk_rope_head_dim": st.just(32)}),
     st.fixed_dictionaries({"kind": st.just("indexer"), "index_head_dim": st.sampled_from((32, 64))}),
-    st.fixed_dictionaries({"kind": st.just("cross"), "encoder_context": st.integers(0, 30)}),
 )
 states = st.sampled_from(
     (
@@ -43,7 +51,7 @@ compressed_kinds = st.fixed_dictionaries(
     {"kind": st.just("compressed"), "head_dim": st.just(64), "window": few, "ratio": few},
     optional={"index_head_dim": st.just(32)},
 )
-kinds = st.one_of(token_kinds, token_kinds, states, compressed_kinds)
+kinds = st.one_of(head_kinds, headless_kinds, states, compressed_kinds)
 
 
 @st.composite
@@ -65,7 +73,7 @@ def remedies(draw: st.DrawFn) -> Remedies:
 def models(draw: st.DrawFn) -> dict[str, Any]:
     """Return the pattern and kinds of a small model: layers of one or two kinds, empty ones, and shared ones."""
     chosen = draw(st.lists(kinds, min_size=1, max_size=3))
-    named = {f"k{index}": kind for index, kind in enumerate(chosen)}
+    named: dict[str, dict[str, Any]] = {f"k{index}": kind for index, kind in enumerate(chosen)}
     pattern: list[Any] = draw(st.permutations(list(named)))
     if len(pattern) > 1 and draw(st.booleans()):
         pattern[:2] = [pattern[:2]]
@@ -89,68 +97,82 @@ def refused(model: dict[str, Any], asked: Remedies) -> bool:
             evicted = window is not None and window < kind["chunk"]
             if evicted or (asked.reserve is None and kind["chunk"] % asked.block):
                 return True
-        grows = name in ("full", "mla", "indexer") or (name == "sliding" and window is not None and kind["window"] > window)
+        grows = name in ("full", "mla", "indexer") or (
+            name == "sliding" and window is not None and kind["window"] > window
+        )
         if grows and asked.by_score:
             return True
     return False
 
 
-def literal_bytes(model: dict[str, Any], asked: Remedies, context: int, batch: int, kv: str) -> tuple[int, int]:
-    """Return (held, set aside) bytes of all layers of a model."""
-    held = admitted = 0
+def literal_bytes(
+    model: dict[str, Any], asked: Remedies, contexts: int, batch: int, kv: str = "fp16"
+) -> list[tuple[int, int]]:
+    """Return (held, set aside) bytes of all layers of a model at context 1, 2, ... `contexts`."""
+    totals = [(0, 0)] * contexts
     for index in range(model["layers"]):
         entry = model["pattern"][index % len(model["pattern"])]
         for name in [entry] if isinstance(entry, str) else entry:
-            if name == "none":
-                continue
-            for rule, size, unit in layer_entries(model["kinds"][name], TOP, kv):
-                places_held, places_aside = places(rule, size, asked, context, batch)
-                held, admitted = held + places_held * unit, admitted + places_aside * unit
-    return held, admitted
+            for rule, size, unit in layer_entries(model["kinds"][name], TOP, kv) if name != "none" else []:
+                layer = places(rule, size, asked, contexts, batch)
+                totals = [
+                    (a + held * unit, b + aside * unit) for (a, b), (held, aside) in zip(totals, layer, strict=True)
+                ]
+    return totals
 
 
-@given(models(), remedies(), st.integers(1, 60), st.integers(1, 3), st.sampled_from(sorted(ROWS)))
-def test_the_engine_counts_what_a_literal_cache_holds(
-    model: dict[str, Any], asked: Remedies, context: int, batch: int, kv: str
-) -> None:
-    """Held and set-aside bytes are those of a cache that appends, evicts, shares and frees token by token."""
-    context = max(context, asked.shared_prefix)
-    if asked.reserve is not None:
-        context = min(context, asked.reserve)
-    event("paged" if asked.block > 1 else "unpaged")
-
+def check_against_literal_cache(model: dict[str, Any], asked: Remedies, batch: int, kv: str) -> None:
+    """Assert that the engine refuses what its options exclude, and counts the literal cache's bytes otherwise."""
     if refused(model, asked):
+        event("refused")
         with pytest.raises(UnsupportedByEngine):
             api.prepare(small_spec(**model), kv_dtype=kv, options=asked.options)
         return
     placement = api.prepare(small_spec(**model), kv_dtype=kv, options=asked.options).placement
+    contexts = min(CONTEXTS, asked.reserve or CONTEXTS)
 
-    found = placement.held_bytes(context, batch), placement.total_bytes(context, batch)
-    assert found == literal_bytes(model, asked, context, batch, kv)
+    found = [(placement.held_bytes(n, batch), placement.total_bytes(n, batch)) for n in range(1, contexts + 1)]
+    assert found == literal_bytes(model, asked, contexts, batch, kv)
 
 
-@given(models(), remedies(), st.integers(1, 60), st.integers(1, 3))
-def test_no_less_is_set_aside_than_is_held(
-    model: dict[str, Any], asked: Remedies, context: int, batch: int
+@given(models(), remedies(), batches, st.sampled_from(sorted(ROWS)))
+def test_the_engine_counts_what_a_literal_cache_holds(
+    model: dict[str, Any], asked: Remedies, batch: int, kv: str
 ) -> None:
-    """Whole blocks and reservations only add to what the tokens need."""
-    if refused(model, asked):
-        return
-    placement = api.prepare(small_spec(**model), options=asked.options).placement
-    context = min(context, asked.reserve or context)
-
-    assert placement.total_bytes(context, batch) >= placement.held_bytes(context, batch)
+    """Held and set-aside bytes are those of a cache that appends, evicts, shares and frees token by token."""
+    check_against_literal_cache(model, asked, batch, kv)
 
 
-def both(kind: dict[str, Any]) -> dict[str, Any]:
+@given(
+    st.one_of(
+        st.just({"kind": "full"}),
+        st.fixed_dictionaries({"kind": st.just("sliding"), "window": few}),
+        st.fixed_dictionaries({"kind": st.just("chunked"), "chunk": few}),
+    ),
+    remedies(),
+    batches,
+)
+@example({"kind": "chunked", "chunk": 10}, Remedies(reserve=13, shared_prefix=4), 2)
+@example({"kind": "chunked", "chunk": 8}, Remedies(block=4, shared_prefix=20), 3)
+@example({"kind": "chunked", "chunk": 20}, Remedies(block=3, window=7, sinks=2), 1)
+@example({"kind": "sliding", "window": 9}, Remedies(block=4, shared_prefix=20), 2)
+@example({"kind": "sliding", "window": 9}, Remedies(block=4, window=6, sinks=5, shared_prefix=9), 2)
+@example({"kind": "full"}, Remedies(block=4, window=5, sinks=6, shared_prefix=30), 3)
+@settings(max_examples=4 * settings().max_examples)
+def test_layers_of_tokens_count_what_a_literal_cache_holds(kind: dict[str, Any], asked: Remedies, batch: int) -> None:
+    """The three rules that keep tokens, one at a time: where paging, eviction and sharing meet."""
+    check_against_literal_cache(only(kind), asked, batch, "fp16")
+
+
+def only(kind: dict[str, Any]) -> dict[str, Any]:
     """Return a model whose layers are all of one kind."""
-    return {"kinds": {"only": kind}, "pattern": ["only"]}
+    return {"layers": 2, "kinds": {"only": kind}, "pattern": ["only"]}
 
 
-@given(st.one_of(token_kinds.filter(lambda kind: kind["kind"] not in ("mla", "indexer"))), remedies(), st.integers(1, 40))
+@given(head_kinds, remedies(), st.integers(1, 40))
 def test_ranks_that_divide_the_kv_heads_share_the_bytes(kind: dict[str, Any], asked: Remedies, context: int) -> None:
     """With tp a divisor of kv_heads, the ranks together hold what one device would."""
-    model = both(kind)
+    model = only(kind)
     if refused(model, asked):
         return
     spec, kv_heads = small_spec(**model), kind.get("kv_heads", TOP["kv_heads"])
@@ -174,7 +196,7 @@ def test_ranks_that_divide_the_kv_heads_share_the_bytes(kind: dict[str, Any], as
 )
 def test_what_all_heads_share_is_held_by_every_rank(kind: dict[str, Any]) -> None:
     """A latent, an indexer key and a compressed entry have no heads to split: tensor parallelism copies them."""
-    spec = small_spec(**both(kind))
+    spec = small_spec(**only(kind))
     one = api.prepare(spec).placement.per_rank_bytes(100, 3)
 
     assert api.prepare(spec, tp=4).placement.per_rank_bytes(100, 3) == one * 4
@@ -183,7 +205,7 @@ def test_what_all_heads_share_is_held_by_every_rank(kind: dict[str, Any]) -> Non
 @given(states, st.sampled_from((1, 2)))
 def test_states_are_split_by_their_heads_or_channels(kind: dict[str, Any], tp: int) -> None:
     """Every variant's parts have an even number of heads, channels and groups here, so that two ranks halve them."""
-    spec = small_spec(**both(kind))
+    spec = small_spec(**only(kind))
     whole = api.prepare(spec).placement.total_bytes(7, 2)
 
     assert api.prepare(spec, tp=tp).placement.per_rank_bytes(7, 2) == (whole // tp,) * tp
@@ -203,7 +225,7 @@ def test_stages_hold_their_own_layers(model: dict[str, Any], pp: int, context: i
     for stage, count in enumerate(counts):
         first = sum(counts[:stage])
         part = {"layers": count, "pattern": repeated[first : first + count], "kinds": model["kinds"]}
-        expected.append(literal_bytes(part, Remedies(), context, batch, "fp16")[1])
+        expected.append(literal_bytes(part, Remedies(), context, batch)[-1][1])
 
     assert list(api.prepare(small_spec(**model), pp=pp).placement.per_rank_bytes(context, batch)) == expected
 

@@ -44,14 +44,16 @@ def test_a_numpy_integer_equals_the_int(total: Footprint, context: int, batch: i
 def test_large_arrays_are_right_or_refused(total: Footprint, context: int, batch: int, scale: int) -> None:
     """No result wraps around; and where every number stays below 2^62, there is a result."""
     large = Footprint(tuple(_scaled(term, scale) for term in total.terms))
-    parts = sum(abs(Footprint((term,)).bytes(n, batch)) for term in large.terms for n in range(context, context + 1))
+    parts = sum(abs(Footprint((term,)).bytes(context, batch)) for term in large.terms)
     try:
-        result = large.bytes(np.array([context]), np.array([batch]))
-    except OverflowError as error:
-        assert "beyond int64" in str(error)
+        result = large.bytes(np.array([context]), np.array([batch])).tolist()
+    except OverflowError:
+        result = None
+
+    if result is None:  # the most that a period reaches and what is counted on the way may be a little larger
         assert parts + 300 * scale * batch + 64 * context * batch >= int64_limit // 2
     else:
-        assert result.tolist() == [large.bytes(context, batch)]
+        assert result == [large.bytes(context, batch)]
 
 
 def _scaled(term: Any, scale: int) -> Any:
@@ -69,7 +71,9 @@ def test_a_result_beyond_int64_is_refused_with_its_size() -> None:
     """The message names the context, the batch and the bytes."""
     full = footprint((Steps.per_token(), 2**40))
 
-    with pytest.raises(OverflowError, match=r"context 16,777,216 and batch 1 need up to 18,446,744,073,709,551,616 bytes"):
+    with pytest.raises(
+        OverflowError, match=r"context 16,777,216 and batch 1 need up to 18,446,744,073,709,551,616 bytes"
+    ):
         full.bytes(np.array([1, 2**24]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -36,11 +37,11 @@ def test_a_sample_has_both_sides_of_every_corner(keep: int, start: int, points: 
 
 @given(st.integers(10, 60), st.integers(20, 40))
 def test_a_line_through_a_sample_is_true(size: int, points: int) -> None:
-    """Chunks rise by the token and fall at once: between neighbouring points of the sample all sizes lie on the line."""
+    """Chunks rise by the token and fall at once: between neighbours in the sample all sizes lie on the line."""
     total = footprint((Steps.chunk(size), 3), (Steps.window(25), 2), (Steps.per_token(), 1))
     sample = total.sample(1, 200, points)
 
-    for (left, low), (right, high) in zip(sample, sample[1:], strict=False):
+    for (left, low), (right, high) in pairwise(sample):
         for n in range(left, right + 1):
             assert total.bytes(n) == low + Fraction((high - low) * (n - left), right - left)
 

@@ -21,7 +21,9 @@ import pytest
 
 from kvcalc.errors import SpecError
 from kvcalc.read import gguf as reader
-from kvcalc.read.gguf import GgufHeader, read_header, to_data, to_spec
+from kvcalc.read import gguf_spec as specs
+from kvcalc.read.gguf import GgufHeader, read_header
+from kvcalc.read.gguf_spec import to_data, to_spec
 from kvcalc.spec.kinds import Kind
 from kvcalc.spec.model import ModelSpec
 from tests.shared_material import shared
@@ -413,8 +415,8 @@ def test_architectures_are_called_as_in_the_package_unless_they_are_newer() -> N
         pytest.skip("this gguf package is older than the list of architectures")
     listed = set(gguf.MODEL_ARCH_NAMES.values())
     newer = {"deepseek32", "deepseek4", "hy_v4", "kimi-k3", "minimax-01", "minimax-m3"}
-    assert set(reader._ARCHITECTURES) - listed <= newer
-    assert set(reader._NO_CACHE) <= listed
+    assert set(specs._ARCHITECTURES) - listed <= newer
+    assert set(specs._NO_CACHE) <= listed
 
 
 # --- What else a spec takes from the header ---------------------------------------------------------------------------

@@ -51,7 +51,7 @@ class Context:
     unified: bool
 
     @classmethod
-    def create(cls, wanted: int, slots: int, n_batch: int, n_ubatch: int, unified: bool, pad: int = PAD) -> Context:
+    def create(cls, wanted: int, slots: int, n_batch: int, n_ubatch: int, *, unified: bool, pad: int) -> Context:
         """Return the context for `wanted` tokens in all slots; a micro-batch of 0 is as large as the batch."""
         batch = min(wanted, n_batch)
         total = pad_to(wanted, pad)
@@ -111,8 +111,9 @@ class CellRule(ABC):
         return self.pad * span.size if span.rule == "compressed" else self.pad
 
     def unit(self, streams: int = 1) -> Factors:
-        """Return the factors of one unit: a group of cells, in each of `streams` streams."""
-        return (("streams", streams), ("cells", self.pad)) if streams > 1 else (("cells", self.pad),)
+        """Return the factors of one unit: a block of cells, in each of `streams` streams."""
+        block = ("block_tokens", self.pad)
+        return (("streams", streams), block) if streams > 1 else (block,)
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class TotalRule(CellRule):
         """Return the context for n tokens in each of b sequences."""
         wanted = n * b if self.n_ctx is None else self.n_ctx
         slots = b if self.n_seq_max is None else self.n_seq_max
-        return Context.create(wanted, slots, self.n_batch, self.n_ubatch, self.unified, self.pad)
+        return Context.create(wanted, slots, self.n_batch, self.n_ubatch, unified=self.unified, pad=self.pad)
 
     def allocated(self, span: Span) -> tuple[Steps, Factors]:
         """Return the cells of all streams: constant where both n_ctx and n_seq_max are given."""
@@ -216,7 +217,7 @@ class SlotRule(CellRule):
         wanted = self.slot_tokens(n)
         slots = b if self.num_parallel is None else self.num_parallel
         batch = automatic_batch(wanted * slots) if self.num_batch is None else self.num_batch
-        return Context.create(wanted * slots, slots, batch, batch, self.unified, self.pad)
+        return Context.create(wanted * slots, slots, batch, batch, unified=self.unified, pad=self.pad)
 
     def slot_tokens(self, n: int) -> int:
         """Return the tokens of one slot: what is asked for, no more than the model was trained for, at least 4."""

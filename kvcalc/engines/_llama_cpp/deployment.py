@@ -46,6 +46,11 @@ def choose_types(
     return chosen[0], chosen[1]
 
 
+def type_names(type_k: Format, type_v: Format) -> str:
+    """Return the types as reports name them: `fp16`, or `q8_0/q4_0` where K and V differ."""
+    return type_k.name if type_k == type_v else f"{type_k.name}/{type_v.name}"
+
+
 def choose_devices(named: str | None, parts: int, pp: int, n_gpu_layers: int) -> tuple[str, ...]:
     """Return the names of the GPUs: as given, else CUDA0, CUDA1 ... as many as the split or --pp has.
 

@@ -108,9 +108,10 @@ def _cells(found: Memory, span: Span, allocated: bool) -> tuple[Steps, Factors]:
 def _rows(found: Memory, layer: KvLayer) -> Iterator[tuple[Role, Factors]]:
     """Return the factors of a layer's K row, and of its V row if one is stored."""
     settings = found.settings
-    yield layer.k.role, _row_factors(layer.k.axes, settings.type_k)
-    if layer.v is not None:
-        width = found.v_elements(layer)
+    if layer.k.elements:
+        yield layer.k.role, _row_factors(layer.k.axes, settings.type_k)
+    width = found.v_elements(layer)
+    if layer.v is not None and width:
         axes = layer.v.axes if width == layer.v.elements else (("padded_row", width),)
         yield layer.v.role, _row_factors(axes, settings.type_v)
 

@@ -233,6 +233,7 @@ class _Layers:
         if len(self.windows) > 1:
             sizes = ", ".join(f"{size:,}" for size in sorted(self.windows))
             raise UnsupportedByEngine(f"llama.cpp has one window for all layers; {self.spec.name} has {sizes}")
+        self._add_empty_layers()
         kind, caches = self._caches()
         if self.states or self.architecture.hybrid:
             if kind not in _WITH_STATES:
@@ -247,6 +248,17 @@ class _Layers:
             self._compressors(),
             frozenset(self._all_widths()),
         )
+
+    def _add_empty_layers(self) -> None:
+        """Count layers without attention: an ordinary cache holds them too, with rows of no elements."""
+        architecture = self.architecture
+        if architecture.hybrid or architecture.memory != "attention" or not (self.full or self.windowed):
+            return
+        nothing = (("kv_heads", 0), ("head_dim", 0))
+        for index, layer in enumerate(self.spec.layers):
+            if not layer.kinds:
+                self.full.append(KvLayer(index, "padding", "none", Row(nothing, "k"), Row(nothing, "v")))
+        self.full.sort(key=lambda layer: layer.index)
 
     def _caches(self) -> tuple[str, tuple[Cache, ...]]:
         """Return the memory's kind, and its caches in the order in which they are created."""

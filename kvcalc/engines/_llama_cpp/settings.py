@@ -87,7 +87,7 @@ def require_created(plan: MemoryPlan, settings: Settings) -> None:
         for cache in plan.caches
         for layer in cache.layers
         for side, row in (("k", layer.k), ("v", layer.v))
-        if row
+        if row is not None and row.elements
     ]
     for side, stored, name in (("k", type_k, settings.k_name), ("v", type_v, settings.v_name)):
         for row in (row for of, row in rows if of == side):
