@@ -17,7 +17,7 @@ from kvcalc.formats import find_format, find_kv_formats
 from kvcalc.measure.cache import CacheTensor
 from kvcalc.output import fold
 from kvcalc.spec.kinds import CacheEntry, Cross
-from kvcalc.spec.load import load as load_spec
+from kvcalc.spec.load import find, load_file
 from kvcalc.spec.model import ModelSpec
 from kvcalc.spec.resolve import with_encoder_context
 from kvcalc.units import MAX_BYTES, MAX_TOKENS, format_bytes, format_exact, format_percent
@@ -34,6 +34,7 @@ class Setup:
     deployment: Deployment[Any]
     placement: Placement
     weights_format: str
+    weights_from_file: bool
     assumptions: tuple[str, ...]
 
     @property
@@ -42,7 +43,12 @@ class Setup:
         return self.engine.kv_dtype(self.deployment)
 
     def weights_bytes(self) -> int | None:
-        """Return the bytes of one copy of the weights; None if the number of parameters is unknown."""
+        """Return the bytes of one copy of the weights; None if the number of parameters is unknown.
+
+        They are those of the file that the model was read from, unless a format was asked for.
+        """
+        if self.weights_from_file:
+            return self.spec.weights_bytes
         parameters = self.spec.parameters
         return None if parameters is None else find_format(self.weights_format).bulk_bytes(parameters)
 
@@ -78,6 +84,7 @@ class SizeResult:
     total_bytes: int
     per_rank_bytes: tuple[int, ...]
     weights_bytes: int | None
+    weights_note: str
     cache_passes_weights_at: int | None
     max_context: int | None
     breakdown: tuple[BreakdownRow, ...]
@@ -104,6 +111,7 @@ class SizeResult:
             "total_bytes": self.total_bytes,
             "per_rank_bytes": list(self.per_rank_bytes),
             "weights_bytes": self.weights_bytes,
+            "weights_note": self.weights_note or None,
             "cache_passes_weights_at": self.cache_passes_weights_at,
             "max_context": self.max_context,
             "breakdown": rows,
@@ -178,8 +186,10 @@ class SizeResult:
     def _weights_lines(self, units: str) -> list[str]:
         """The weights, and the context at which the cache outgrows them."""
         if self.weights_bytes is None:
-            return ["", "weights       unknown (the spec gives no parameter count)"]
-        lines = ["", f"weights       {format_exact(self.weights_bytes, units)}"]
+            why = self.weights_note or "the spec gives no parameter count"
+            return ["", fold(f"unknown ({why})", "weights       ", " " * 14)]
+        note = f", {self.weights_note}" if self.weights_note else ""
+        lines = ["", fold(f"{format_exact(self.weights_bytes, units)}{note}", "weights       ", " " * 14)]
         passes = self.cache_passes_weights_at
         if passes is None:
             text = f"at batch {self.batch:,} the cache never passes the weights"
@@ -190,12 +200,23 @@ class SizeResult:
         return [*lines, fold(text, " " * 14)]
 
 
-def load(model: str | Path) -> ModelSpec:
-    """Return the ModelSpec of a name, an alias or a file; see `kvcalc models` for the names.
+def load(model: str | Path, *, download: bool = False) -> ModelSpec:
+    """Return the ModelSpec of a name or alias (`kvcalc models` lists them), a file, a folder, or `hf:org/name`.
 
-    BadInput for an unknown name or missing file, SpecError for a faulty one.
+    Files are YAML specs, Hugging Face configs, GGUF or safetensors; `hf:` reads the local Hugging Face cache, and the
+    network with `download`. BadInput for an unknown name or missing file, SpecError for a faulty one.
     """
-    return load_spec(str(model))
+    text = str(model)
+    if text.startswith("hf:"):
+        from kvcalc.read.model_files import read_hub_model
+
+        return read_hub_model(text, download=download)
+    path = find(text)
+    if path.suffix in (".yaml", ".yml"):
+        return load_file(path)
+    from kvcalc.read.model_files import is_foreign, read_model
+
+    return read_model(path) if is_foreign(path) else load_file(path)
 
 
 def prepare(
@@ -211,6 +232,7 @@ def prepare(
     dcp: int = 1,
     encoder_context: int | None = None,
     options: Mapping[str, object] | None = None,
+    download: bool = False,
 ) -> Setup:
     """Return a model placed on an engine, ready to be evaluated at any context and batch.
 
@@ -218,7 +240,7 @@ def prepare(
     weights'. `options` are the engine's own, by its own names. BadInput for an unknown name or a value out of range,
     UnsupportedByEngine where the engine (or a format, or a kind) cannot do what is asked.
     """
-    spec = model if isinstance(model, ModelSpec) else load(model)
+    spec = model if isinstance(model, ModelSpec) else load(model, download=download)
     for name, value in (("tp", tp), ("pp", pp), ("dp", dp), ("dcp", dcp)):
         _require_range(name, value, MAX_RANKS)
     _require_range("tp * pp * dp", tp * pp * dp, MAX_RANKS)
@@ -232,8 +254,9 @@ def prepare(
         spec = with_encoder_context(spec, encoder_context)
     placement = profile.place(spec, deployment)
     weights_format = find_format(weights or stored.name, "weights format").name
+    from_file = weights is None and spec.weights_bytes is not None
     assumptions = _assumptions(spec, dtype, encoder_context) + profile.assumptions(spec, deployment)
-    return Setup(spec, profile, deployment, placement, weights_format, assumptions)
+    return Setup(spec, profile, deployment, placement, weights_format, from_file, assumptions)
 
 
 def size(
@@ -251,6 +274,7 @@ def size(
     dcp: int = 1,
     encoder_context: int | None = None,
     options: Mapping[str, object] | None = None,
+    download: bool = False,
 ) -> SizeResult:
     """Return the bytes of the cache of `batch` sequences of `context` tokens; arguments as for `prepare`.
 
@@ -270,6 +294,7 @@ def size(
         dcp=dcp,
         encoder_context=encoder_context,
         options=options,
+        download=download,
     )
     return measure(setup, context, batch)
 
@@ -298,6 +323,7 @@ def measure(setup: Setup, context: int, batch: int) -> SizeResult:
         total_bytes=sum(per_rank),
         per_rank_bytes=per_rank,
         weights_bytes=setup.weights_bytes(),
+        weights_note=_weights_note(setup),
         cache_passes_weights_at=_passes_weights_at(setup, batch),
         max_context=spec.max_context,
         breakdown=_breakdown(setup, context, batch),
@@ -324,6 +350,7 @@ def fit(
     dcp: int = 1,
     encoder_context: int | None = None,
     options: Mapping[str, object] | None = None,
+    download: bool = False,
 ) -> FitResult:
     """Return what `kv_memory` bytes for the cache on every rank hold; other arguments as for `prepare`.
 
@@ -345,6 +372,7 @@ def fit(
         dcp=dcp,
         encoder_context=encoder_context,
         options=options,
+        download=download,
     )
     return fit_into(setup, kv_memory, context, batch)
 
@@ -547,6 +575,12 @@ def _passes_weights_at(setup: Setup, batch: int) -> int | None:
         return None
     largest = setup.placement.whole().max_tokens(weights, setup.placement.local_batch(batch))
     return None if largest is None else largest + 1
+
+
+def _weights_note(setup: Setup) -> str:
+    """Return where the bytes of the weights come from, or why they are unknown; nothing for parameters x format."""
+    from_parameters = not setup.weights_from_file and setup.spec.weights_bytes is not None
+    return "" if from_parameters and setup.spec.parameters is not None else setup.spec.weights_note
 
 
 def _assumptions(spec: ModelSpec, dtype: str | None, encoder_context: int | None) -> tuple[str, ...]:

@@ -33,7 +33,11 @@ class Case:
     batch: int
     deployment: Mapping[str, Any]
 
-    def size(self, model: str | ModelSpec, **changes: Any) -> SizeResult:
+    def load(self, model: str) -> ModelSpec:
+        """Return a model by name or path; the network is asked only if the deployment's arguments allow it."""
+        return load(model, download=bool(self.deployment.get("download")))
+
+    def size(self, model: ModelSpec, **changes: Any) -> SizeResult:
         """Return the size of a model in this deployment with some arguments replaced."""
         return measure(prepare(model, **{**self.deployment, **changes}), self.context, self.batch)
 
@@ -132,24 +136,26 @@ class Comparison:
 
 def compare_models(models: Sequence[str], case: Case) -> Comparison:
     """Return several models in the same deployment."""
-    specs = [load(model) for model in models]
+    specs = [case.load(model) for model in models]
     return _comparison(case, [(spec.name, spec, {}) for spec in specs])
 
 
 def compare_attention(model: str, choices: Sequence[str], case: Case) -> Comparison:
     """Return a model with other numbers of key and value heads: `mha`, `gqa:N`, `mqa`."""
-    spec = load(model)
+    spec = case.load(model)
     return _comparison(case, [(name, with_kv_heads(spec, kv_heads_of(name, spec)), {}) for name in choices])
 
 
 def compare_kv_dtypes(model: str, formats: Sequence[str], case: Case) -> Comparison:
     """Return a model with other formats of its cache, `F` or `K/V` each."""
-    return _comparison(case, [(text, load(model), {"kv_dtype": text}) for text in formats])
+    spec = case.load(model)
+    return _comparison(case, [(text, spec, {"kv_dtype": text}) for text in formats])
 
 
 def compare_engines(model: str, engines: Sequence[str], case: Case) -> Comparison:
     """Return a model as several engines hold it."""
-    return _comparison(case, [(name, load(model), {"engine": name}) for name in engines])
+    spec = case.load(model)
+    return _comparison(case, [(name, spec, {"engine": name}) for name in engines])
 
 
 def _comparison(case: Case, entries: Sequence[tuple[str, ModelSpec, dict[str, Any]]]) -> Comparison:
@@ -201,7 +207,7 @@ def compare_remedies(model: str, case: Case) -> Comparison:
     given = dict(case.deployment.get("options") or {})
     find_engine("ideal").parse_options({name: str(value) for name, value in given.items()})  # refuses typing errors
     plain = replace(case, deployment={**case.deployment, "options": {}})
-    spec = load(model)
+    spec = case.load(model)
     baseline = Row("baseline", plain.size(spec), _baseline_note(spec))
     attention = [_fewer_heads(spec, plain, "MQA"), _fewer_heads(spec, plain, "GQA")]
     formats = [

@@ -32,7 +32,9 @@ def render(
     Cells are shown as `str` gives them, None as nothing; `aligned_right` names the columns of numbers. A table wider
     than `width` loses its `optional` columns from the right, then shortens the first column.
     """
-    columns = list(rows[0]) if rows else []
+    if not rows:
+        return ""
+    columns = list(rows[0])
     cells = [["" if row[column] is None else str(row[column]) for column in columns] for row in rows]
     if style == "csv":
         return _csv([columns, *cells])

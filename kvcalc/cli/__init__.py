@@ -27,9 +27,13 @@ COMMANDS = {
     "models": "The models that are known.",
     "show": "One model's dimensions, and where they come from.",
     "engines": "The engines that are known, and their options.",
+    "import": "A foreign file as a spec: config.json, GGUF, safetensors.",
     "plot": "Pictures of a cache, as a page to explore.",
     "validate": "The predicted bytes against allocated memory.",
 }
+
+# A module cannot be called `import`.
+_MODULES = {"import": "importer"}
 
 INTERRUPTED = 130
 # Longer than any path or number that means something; it keeps messages and conversions short.
@@ -47,7 +51,7 @@ class LazyGroup(click.Group):
         """Return a command by its exact name, None if there is none."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"kvcalc.cli.{cmd_name}").command
+        command: click.Command = import_module(f"kvcalc.cli.{_MODULES.get(cmd_name, cmd_name)}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

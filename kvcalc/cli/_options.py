@@ -76,10 +76,13 @@ class ByteSize(_IntType):
 
 
 class ModelName(_TextType):
-    """A model: a catalogue name or alias, or a YAML spec's path."""
+    """A model: a catalogue name or alias, the path of a file that describes one, or `hf:org/name`."""
 
     name = "model"
-    explained = "A name or alias that 'kvcalc models' lists, or the path of a YAML spec."
+    explained = (
+        "A name that 'kvcalc models' lists; a spec, config.json, GGUF or safetensors file, or a folder with one; "
+        "hf:ORG/NAME."
+    )
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the names and aliases that start with what was typed, then files."""
@@ -150,6 +153,7 @@ ENGINES = Choice("engine", _engines, separators=",")
 
 model_argument = click.argument("model", type=ModelName())
 models_argument = click.argument("models", type=ModelName(), nargs=-1)
+download_option = click.option("--download", is_flag=True, help="Let hf:ORG/NAME fetch a config that is not cached.")
 context_option = click.option(
     "--ctx",
     "context",
@@ -185,6 +189,7 @@ def deployment_options(function: AnyFunction) -> AnyFunction:
     split = partial(click.option, cls=Option, section="Split over devices", type=int, default=1, metavar="N")
     engine = partial(click.option, cls=Option, section="Engine")
     decorators = (
+        download_option,
         stored("--kv-dtype", metavar="F[/F]", type=KV_FORMATS, help="Format of the cache, or of K and V: q8_0/q4_0."),
         stored("--dtype", type=FORMAT, help="Format of the model instead of the published one."),
         stored("--weights", type=FORMAT, help="Format of the weights, where it is not the model's."),
@@ -221,7 +226,7 @@ def deployment_arguments(given: dict[str, Any]) -> dict[str, Any]:
         if name in options:
             raise BadInput(f"{name} is given twice, with -o and with --{name.replace('_', '-')}")
         options[name] = value
-    keys = ("engine", "dtype", "kv_dtype", "weights", "tp", "pp", "dp", "dcp", "encoder_context")
+    keys = ("engine", "dtype", "kv_dtype", "weights", "tp", "pp", "dp", "dcp", "encoder_context", "download")
     return {**{key: given.pop(key) for key in keys}, "options": options}
 
 

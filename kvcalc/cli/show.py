@@ -21,14 +21,15 @@ _LONGEST_GROUP = 16
 
 @click.command(cls=shared.Command, epilog="Example: kvcalc show gemma-3-27b")
 @shared.model_argument
+@shared.download_option
 @shared.output_options
-def command(model: str, **given: Any) -> None:
+def command(model: str, download: bool, **given: Any) -> None:
     """Show MODEL's spec: its dimensions, its layers in order, what each keeps, and where the numbers come from."""
     from kvcalc import api
     from kvcalc.output import render, to_json
 
     style, units = shared.chosen_style(given)
-    spec = api.load(model)
+    spec = api.load(model, download=download)
     if style == "json":
         click.echo(to_json(_data(spec)))
     elif style == "table":
@@ -52,6 +53,8 @@ def _data(spec: ModelSpec) -> dict[str, Any]:
         "dtype": file.dtype,
         "max_context": file.max_context,
         "parameters": file.parameters,
+        "weights_bytes": spec.weights_bytes,
+        "weights_note": spec.weights_note or None,
         "layout": [{"times": times, "layers": list(names)} for names, times in layout(_layer_names(spec))],
         "kinds": [_kind_data(group) for group in spec.groups()],
         "empty_layers": spec.empty_layers(),
@@ -99,7 +102,8 @@ def _fields(spec: ModelSpec, units: str) -> list[tuple[str, str]]:
         **{name: getattr(file, name) for name in DIMENSIONS},
         "dtype": file.dtype,
         "max_context": "unknown or unbounded" if file.max_context is None else file.max_context,
-        "parameters": "unknown" if file.parameters is None else _parameters(spec, units),
+        "parameters": _unknown(spec) if file.parameters is None else _parameters(spec, units),
+        "weights": _weights(spec, units),
         "source": f"{file.source.url} (checked {file.source.checked})",
         "note": file.source.note,
         "assumed": ", ".join(file.assumed) and f"{', '.join(file.assumed)} (the source does not give it)",
@@ -119,6 +123,17 @@ def _parameters(spec: ModelSpec, units: str) -> str:
 
     count = spec.parameters or 0
     return f"{count:,} ({format_bytes(find_format(spec.dtype).bulk_bytes(count), units)} in {spec.dtype})"
+
+
+def _unknown(spec: ModelSpec) -> str:
+    return "unknown" if spec.weights_bytes is not None or not spec.weights_note else f"unknown ({spec.weights_note})"
+
+
+def _weights(spec: ModelSpec, units: str) -> str | None:
+    """Return the exact bytes of a read file's weights; None where there are only parameters to count."""
+    from kvcalc.units import format_exact
+
+    return None if spec.weights_bytes is None else f"{format_exact(spec.weights_bytes, units)}, {spec.weights_note}"
 
 
 def _kind_texts(spec: ModelSpec) -> list[tuple[str, list[str]]]:

@@ -10,7 +10,8 @@ import click
 from kvcalc.cli import _options as shared
 
 if TYPE_CHECKING:
-    from kvcalc.api import SizeResult
+    from kvcalc.api import Setup, SizeResult
+    from kvcalc.cli._validate_library import LibraryValidation
     from kvcalc.measure.cache import Allocation
 
 DIFFERS = 1
@@ -26,17 +27,17 @@ DIFFERS = 1
 @shared.deployment_options
 @shared.output_options
 def command(model: str, context: int, batch: int, device: str, **given: Any) -> None:
-    """Allocate the KV cache of MODEL with torch and compare its bytes with the prediction: exit 0 equal, 1 not."""
+    """Allocate the KV cache of MODEL with torch and compare its bytes with the prediction: exit 0 equal, 1 not.
+
+    With --engine transformers the cache is the one that the library makes itself, on torch's meta device.
+    """
     from kvcalc import api
-    from kvcalc.measure.cache import allocate
     from kvcalc.output import render, to_json
 
     style, units = shared.chosen_style(given)
     setup = api.prepare(model, **shared.deployment_arguments(given))
-    predicted = api.measure(setup, context, batch)
-    tensors = api.cache_tensors(setup, context, batch)
-    shared.warn(predicted.warnings)
-    result = _Validation(predicted, allocate(tensors, device), device)
+    result = _validate(setup, context, batch, device)
+    shared.warn(result.predicted.warnings)
     if style == "table":
         click.echo(result.report(units))
     elif style == "json":
@@ -45,6 +46,19 @@ def command(model: str, context: int, batch: int, device: str, **given: Any) -> 
         click.echo(render(result.rows(), style, aligned_right=("layers", "predicted_bytes", "allocated_bytes")))
     if not result.equal:
         click.get_current_context().exit(DIFFERS)
+
+
+def _validate(setup: Setup, context: int, batch: int, device: str) -> _Validation | LibraryValidation:
+    """Return the comparison with the engine's own library where it has one, else with tensors laid out by torch."""
+    if setup.engine.name == "transformers":
+        from kvcalc.cli._validate_library import validate
+
+        return validate(setup, context, batch)
+    from kvcalc import api
+    from kvcalc.measure.cache import allocate
+
+    predicted = api.measure(setup, context, batch)
+    return _Validation(predicted, allocate(api.cache_tensors(setup, context, batch), device), device)
 
 
 @dataclass(frozen=True)

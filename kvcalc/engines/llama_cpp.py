@@ -128,7 +128,7 @@ class LlamaCpp(EngineProfile[Options]):
 
     def place(self, spec: ModelSpec, deployment: Deployment[Options]) -> Placement:
         """Return one rank per device; UnsupportedByEngine has the engine's own message where it has one."""
-        return place(_memory(spec, deployment), deployment.dp)
+        return place(memory_of(spec, deployment), deployment.dp)
 
     def check(self, spec: ModelSpec, deployment: Deployment[Options], context: int, batch: int) -> None:
         """Raise BadInput for more sequences than slots, or tokens than cells."""
@@ -138,13 +138,13 @@ class LlamaCpp(EngineProfile[Options]):
         self, spec: ModelSpec, deployment: Deployment[Options], context: int, batch: int, placement: Placement
     ) -> dict[str, Any]:
         """Return the engine's own figures, those of one replica; `held_bytes` counts all replicas."""
-        found = _memory(spec, deployment)
+        found = memory_of(spec, deployment)
         sized = found.settings.rule.context(context, placement.local_batch(batch))
         return {**report(spec, found, sized, context), "held_bytes": placement.held_bytes(context, batch)}
 
     def log_lines(self, spec: ModelSpec, deployment: Deployment[Options], context: int, batch: int) -> tuple[str, ...]:
         """Return the lines that one replica prints about its memory."""
-        found = _memory(spec, deployment)
+        found = memory_of(spec, deployment)
         return log_lines(spec, found, found.settings.rule.context(context, -(-batch // deployment.dp)))
 
     def kv_dtype(self, deployment: Deployment[Options]) -> str:
@@ -156,14 +156,15 @@ class LlamaCpp(EngineProfile[Options]):
         options = deployment.options
         types_given = deployment.kv_given or options.type_k is not None or options.type_v is not None
         devices_named = options.device is not None
-        return assumptions(_memory(spec, deployment), types_given=types_given, devices_named=devices_named)
+        return assumptions(memory_of(spec, deployment), types_given=types_given, devices_named=devices_named)
 
 
-def _memory(spec: ModelSpec, deployment: Deployment[Options]) -> Memory:
-    return memory(spec, _settings(spec, deployment))
+def memory_of(spec: ModelSpec, deployment: Deployment[Options]) -> Memory:
+    """Return a model's memory; errors as for `place`."""
+    return memory(spec, settings_of(spec, deployment))
 
 
-def _settings(spec: ModelSpec, deployment: Deployment[Options]) -> Settings:
+def settings_of(spec: ModelSpec, deployment: Deployment[Options]) -> Settings:
     """Return the deployment in llama.cpp's terms; BadInput where options contradict each other."""
     options = deployment.options
     require_devices_only(deployment)

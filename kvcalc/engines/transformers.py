@@ -201,13 +201,7 @@ class Transformers(EngineProfile[Options]):
             ranks.append(Rank(stage, 0, held, held))
         return Placement(tuple(ranks), deployment.dp)
 
-    def check(
-        self,
-        spec: ModelSpec,
-        deployment: Deployment[Options],
-        context: int,
-        batch: int,  # noqa: ARG002  (the interface's)
-    ) -> None:
+    def check(self, spec: ModelSpec, deployment: Deployment[Options], context: int, batch: int) -> None:
         """Raise BadInput for a prompt longer than the context, or a context that a static cache cannot hold."""
         options = deployment.options
         if options.prompt_tokens is not None and options.prompt_tokens > context:
@@ -242,11 +236,7 @@ class Transformers(EngineProfile[Options]):
             "growth_peak_bytes": dp * sum(_growth_peak(moves, context, local, prompt) for moves in devices),
         }
 
-    def assumptions(
-        self,
-        spec: ModelSpec,  # noqa: ARG002  (the interface's)
-        deployment: Deployment[Options],
-    ) -> tuple[str, ...]:
+    def assumptions(self, spec: ModelSpec, deployment: Deployment[Options]) -> tuple[str, ...]:
         """Return what the figures take for granted about the prompt, the quantisation and the devices."""
         options, found = deployment.options, []
         if options.prompt_tokens is None and options.cache != "static":
@@ -274,7 +264,8 @@ def _require_supported(spec: ModelSpec, deployment: Deployment[Options]) -> None
         raise UnsupportedByEngine("engine transformers has no decode context parallelism; drop --dcp")
     if deployment.dtype.name not in ("fp32", "fp16", "bf16"):
         raise UnsupportedByEngine(
-            f"engine transformers computes and caches in fp32, fp16 or bf16, not {deployment.dtype.name}; use --dtype bf16"
+            f"engine transformers computes and caches in fp32, fp16 or bf16, not {deployment.dtype.name}; "
+            "use --dtype bf16"
         )
     if any(stored != deployment.dtype for stored in deployment.kv):
         given = "/".join(dict.fromkeys(stored.name for stored in deployment.kv))
@@ -319,7 +310,7 @@ def _footprint(layers: tuple[Layer, ...], settings: _Settings) -> Footprint:
         tuple(
             _term(group, tensor, factors, steps)
             for group in group_layers(layers)
-            for move in layer_moves(group.kind, settings)
+            for move in _layer_moves(group.kind, settings)
             for tensor in move
             for factors, steps in tensor.parts
         )
@@ -333,7 +324,7 @@ def _term(group: LayerGroup, tensor: _Tensor, factors: tuple[tuple[str, int], ..
 
 def _devices_moves(layers: tuple[Layer, ...], settings: _Settings) -> _Moves:
     """Return the moves of one device's layers, in the order of the layers."""
-    return tuple(move for layer in layers for kind in layer.kinds for move in layer_moves(kind, settings))
+    return tuple(move for layer in layers for kind in layer.kinds for move in _layer_moves(kind, settings))
 
 
 def _growth_peak(moves: _Moves, n: int, b: int, prompt: int) -> int:
@@ -348,7 +339,7 @@ def _growth_peak(moves: _Moves, n: int, b: int, prompt: int) -> int:
     return peak
 
 
-def layer_moves(kind: Kind, settings: _Settings) -> _Moves:
+def _layer_moves(kind: Kind, settings: _Settings) -> _Moves:
     """Return the tensors that the library's cache holds for one layer's kind, those replaced together in one tuple."""
     cached = as_cached(kind, settings.architecture)
     entries = cached.entries()

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from kvcalc.engines.transformers import as_cached
+from kvcalc.engines._base import Deployment
+from kvcalc.engines.transformers import Options, as_cached
 from kvcalc.errors import BadInput, KvcalcError, MissingExtra, UnsupportedByEngine
 from kvcalc.spec.kinds import Compressed, Cross, Heads, Kind, Mla, State
 from kvcalc.spec.model import Layer, ModelSpec
@@ -84,8 +85,28 @@ class Measured:
     growth_peak_bytes: int | None
     tensors: tuple[tuple[int, tuple[int, ...], str], ...] = field(repr=False)
     """Layer, shape and dtype of every tensor."""
+    device: str = "meta"
     transformers_version: str = ""
     torch_version: str = ""
+
+
+def measure_spec(spec: ModelSpec, deployment: Deployment[Options], context: int, batch: int) -> Measured:
+    """Return what the library's cache holds for a spec and the options of the engine `transformers`.
+
+    UnsupportedByEngine for several devices or replicas; else as for `layer_shapes` and `measure_layers`.
+    """
+    for name in ("pp", "dp"):
+        if getattr(deployment, name) > 1:
+            raise UnsupportedByEngine(f"one cache on one device is compared with the library's; drop --{name}")
+    options = deployment.options
+    return measure_layers(
+        layer_shapes(spec),
+        CacheChoice(**options.model_dump(exclude={"prompt_tokens"})),
+        dtype=deployment.dtype.name,
+        batch=batch,
+        prompt=options.prompt_tokens or context,
+        context=context,
+    )
 
 
 def layer_shapes(spec: ModelSpec) -> tuple[LayerShape, ...]:
@@ -191,7 +212,8 @@ def measure_layers(
     now = _Snapshot.of(run.tensors())
     meter = _meter(torch, run.tensors()) if run.can_be_metered else None
     run.add(1, meter)
-    return now.measured(_Snapshot.of(run.tensors()), len(layers), None if meter is None else meter.peak)
+    peak = None if meter is None else int(meter.peak)
+    return now.measured(_Snapshot.of(run.tensors()), len(layers), peak, run.device)
 
 
 def measure_model(
@@ -210,7 +232,7 @@ def measure_model(
     longer = _forward(model, batch=batch, tokens=1, encoder_context=encoder_context, cache=cache, before=output)
     after = _Snapshot.of(_model_tensors(model, _cache_of(longer) or cache))
     layers = 1 + max((layer for layer, *_ in now.tensors), default=-1)
-    return now.measured(after, layers, None)
+    return now.measured(after, layers)
 
 
 @dataclass(frozen=True)
@@ -245,7 +267,7 @@ class _Snapshot:
         """Bytes of all tensors as they are shaped."""
         return sum(size for *_, size in self.tensors)
 
-    def measured(self, after: _Snapshot, layers: int, peak: int | None) -> Measured:
+    def measured(self, after: _Snapshot, layers: int, peak: int | None = None, device: str = "meta") -> Measured:
         """Return the result, given the numbers one step later."""
         by_label: dict[str, int] = {}
         by_layer = [0] * layers
@@ -261,6 +283,7 @@ class _Snapshot:
             after_decode_storage_bytes=after.storage_bytes,
             growth_peak_bytes=peak,
             tensors=tuple((layer, shape, dtype) for layer, _, shape, dtype, _ in self.tensors),
+            device=device,
             **_versions(),
         )
 

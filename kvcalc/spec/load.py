@@ -29,8 +29,9 @@ def bundled_folder() -> Path:
 
 def user_folders() -> tuple[Path, ...]:
     """Return the user's spec folders that exist: `$KVCALC_SPECS` (a search path), then the configuration folder's."""
-    listed = [Path(entry).expanduser() for entry in os.environ.get("KVCALC_SPECS", "").split(os.pathsep) if entry]
-    return tuple(folder for folder in (*listed, _config_folder() / "specs") if folder.is_dir())
+    entries = os.environ.get("KVCALC_SPECS", "").split(os.pathsep)
+    listed = [Path(os.path.expanduser(entry)) for entry in entries if entry]
+    return tuple(folder for folder in (*listed, _config_folder() / "specs") if os.path.isdir(folder))
 
 
 def names() -> dict[str, str]:
@@ -54,11 +55,13 @@ def index() -> dict[str, Any]:
 
 
 def build_index(folder: Path) -> str:
-    """Return the text of `index.json` for the specs in `folder`; SpecError if two claim one name."""
+    """Return the text of `index.json` for the specs in `folder`; BadInput if two claim one name, SpecError as usual."""
     models: dict[str, Any] = {}
     owners: dict[str, str] = {}
     for path in _spec_files(folder):
         spec = load_file(path)
+        if spec.name in models:
+            raise BadInput(f"{path}: the name '{spec.name}' already belongs to {models[spec.name]['file']}")
         for name in (spec.name, *spec.file.aliases):
             other = owners.setdefault(name.lower(), spec.name)
             if other != spec.name:
@@ -69,16 +72,17 @@ def build_index(folder: Path) -> str:
 
 
 def load(model: str) -> ModelSpec:
-    """Return the spec that a MODEL argument means: a name, an alias, or the path of a YAML spec.
+    """Return the spec that a name, an alias or the path of a YAML spec means.
 
-    BadInput for an unknown name (with the nearest ones) or a missing path, SpecError for a faulty file.
+    BadInput for an unknown name (with the nearest ones) or a missing path, SpecError for a faulty file. Other files are
+    read by `kvcalc.api.load`.
     """
     path = find(model)
     return load_file(path)
 
 
 def find(model: str) -> Path:
-    """Return the file of a MODEL argument; see `load`."""
+    """Return the file (or folder) of a MODEL argument: what the name stands for, or the path, which exists."""
     named = _find_named(model)
     if named is not None:
         return named
@@ -93,9 +97,21 @@ def is_path(model: str) -> bool:
     return model.endswith((*_SUFFIXES, *_FOREIGN)) or model[:1] in (".", "/", "~") or os.path.isdir(model)
 
 
-@lru_cache(maxsize=512)
 def load_file(path: Path) -> ModelSpec:
-    """Return the spec of one YAML file; SpecError lists every problem as `file:line:col: field: message`."""
+    """Return the spec of one YAML file; SpecError lists every problem as `file:line:col: field: message`.
+
+    A file is parsed once, and again when it has changed.
+    """
+    try:
+        status = path.stat()
+    except (OSError, ValueError):  # reading says what is wrong with it
+        return _load_version(path, (0, 0))
+    return _load_version(path, (status.st_mtime_ns, status.st_size))
+
+
+@lru_cache(maxsize=512)
+def _load_version(path: Path, _version: tuple[int, int]) -> ModelSpec:
+    """Return the spec in `path`; the version, its time of change and size, only tells cached ones apart."""
     from kvcalc.spec.resolve import resolve
     from kvcalc.spec.yaml_tree import parse, read_text
 
@@ -111,7 +127,7 @@ def _find_named(model: str) -> Path | None:
                 return path
     lowered = model.lower()
     for name, entry in index().items():
-        if name == lowered or any(alias.lower() == lowered for alias in entry["aliases"]):
+        if name.lower() == lowered or any(alias.lower() == lowered for alias in entry["aliases"]):
             return bundled_folder() / str(entry["file"])
     return None
 
@@ -129,12 +145,8 @@ def _checked_path(model: str) -> Path:
     """Return the path, or a BadInput that says what is wrong with it."""
     # os.path, unlike pathlib, takes a user or a name that the system refuses for a path that does not exist.
     path = Path(os.path.expanduser(model))
-    if os.path.isdir(path):
-        raise BadInput(f"{model} is a folder; name a YAML spec in it")
     if not os.path.exists(path):
         raise BadInput(f"{model}: no such file")
-    if path.suffix in _FOREIGN:
-        raise BadInput(f"{model}: {path.suffix} files cannot be read; write a YAML spec ('kvcalc show gpt2-small')")
     return path
 
 
@@ -154,7 +166,9 @@ def _shown(path: Path) -> str:
 def _config_folder() -> Path:
     """Return the user's configuration folder for kvcalc by the platform's convention."""
     if sys.platform == "win32":
-        return Path(os.environ.get("APPDATA", "~")).expanduser() / "kvcalc"
-    if sys.platform == "darwin":
-        return Path("~/Library/Application Support/kvcalc").expanduser()
-    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "kvcalc"
+        folder = os.environ.get("APPDATA", "~")
+    elif sys.platform == "darwin":
+        folder = "~/Library/Application Support"
+    else:
+        folder = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(os.path.expanduser(folder)) / "kvcalc"

@@ -96,6 +96,10 @@ class ModelSpec:
     file: SpecFile
     layers: tuple[Layer, ...]
     origin: str = ""
+    # What a file that was read says of the weights: the exact bytes of its tensors, and where they, or the number of
+    # parameters, come from or why they are unknown.
+    weights_bytes: int | None = None
+    weights_note: str = ""
 
     @property
     def name(self) -> str:

@@ -127,7 +127,7 @@ def parse(text: str, file: str) -> Tree:
     return tree
 
 
-class _Stop(Exception):  # noqa: N818  (it carries no message; the problems say what was wrong)
+class _UnreadableError(Exception):
     """The document cannot be read further."""
 
 
@@ -149,7 +149,7 @@ class _Builder:
                         self._problem(event, (), "holds several YAML documents; write one model per file")
                         return
                     self.tree.data = self._node(next(self.events), ())
-        except _Stop:
+        except _UnreadableError:
             pass
 
     def _node(self, event: Any, path: Path_) -> Any:
@@ -166,7 +166,7 @@ class _Builder:
             return self._scalar(event, path)
         if len(path) >= _MAX_DEPTH:
             self._problem(event, path, f"nested deeper than {_MAX_DEPTH} levels; a spec needs no more than 4")
-            raise _Stop
+            raise _UnreadableError
         return self._sequence(path) if isinstance(event, yaml.SequenceStartEvent) else self._mapping(path)
 
     def _sequence(self, path: Path_) -> list[Any]:
@@ -194,7 +194,7 @@ class _Builder:
     def _key(self, event: Any, path: Path_) -> str:
         if not isinstance(event, yaml.ScalarEvent):
             self._problem(event, path, "a key must be plain text; write 'key: value'")
-            raise _Stop
+            raise _UnreadableError
         if event.value == "<<" and not event.style:
             self._problem(event, path, "YAML merge keys (<<) are not supported; write the values out")
         return str(event.value)
@@ -217,7 +217,7 @@ class _Builder:
 
     def _integer(self, event: Any, path: Path_, text: str) -> int | None:
         if len(text) > _MAX_DIGITS:
-            self._problem(event, path, f"'{_shorten(text)}' has {len(text)} digits; check the number: nothing is so large")
+            self._problem(event, path, f"'{_shorten(text)}' has {len(text)} digits; nothing is so large, check it")
             return None
         return int(text)
 

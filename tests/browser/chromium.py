@@ -87,14 +87,18 @@ class Tab:
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
-        target = browser.send("Target.createTarget", url="about:blank")["targetId"]
-        self._session: str = browser.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._target: str = browser.send("Target.createTarget", url="about:blank")["targetId"]
+        self._session: str = browser.send("Target.attachToTarget", targetId=self._target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.send(f"{domain}.enable")
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Send a command to this page."""
         return self._browser.send(method, self._session, **parameters)
+
+    def close(self) -> None:
+        """Close the page."""
+        self._browser.send("Target.closeTarget", targetId=self._target)
 
     def view(self, width: int, height: int, dark: bool = False, scripts: bool = True) -> None:
         """Set the window's size, the colour scheme, and whether scripts run."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,6 @@ _BYTES = ("k_bytes", "v_bytes", "r_bytes", "s_bytes", "extra_state_bytes", "outp
 _CACHE = ("name", "cells", "streams", "layers", "k_bytes", "v_bytes")
 _RECURRENT = ("cells", "rows", "layers", "r_bytes", "s_bytes")
 
-# Sizes of buffers are 0.00 where the engine only simulated them, and compute buffers are another matter.
-_SIMULATED = re.compile(r"KV buffer size = +0\.00 MiB$")
-
 
 def compact(golden: dict[str, Any]) -> dict[str, Any]:
     """Return what the tests need of the reference material."""
@@ -49,7 +46,9 @@ def compact(golden: dict[str, Any]) -> dict[str, Any]:
         "commit": golden["commit"],
         "source": golden["source"],
         "backend": golden["backend"],
-        "models": {name: {"arch": model["arch"], "hparams": model["hparams"]} for name, model in golden["models"].items()},
+        "models": {
+            name: {"arch": model["arch"], "hparams": model["hparams"]} for name, model in golden["models"].items()
+        },
         "cases": [_compact_case(case) for case in golden["cases"]],
     }
 
@@ -80,7 +79,7 @@ def data() -> dict[str, Any]:
     return loaded
 
 
-@lru_cache(maxsize=None)
+@cache
 def model(name: str) -> ModelSpec:
     """Return the spec that the GGUF reader makes of a model's hyper-parameters."""
     arch, hparams = data()["models"][name]["arch"], data()["models"][name]["hparams"]

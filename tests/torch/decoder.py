@@ -90,7 +90,7 @@ class Decoder:
         return _norm(x) @ self.head.T
 
     def generate(self, prompt: Any, steps: int) -> tuple[Any, Any]:
-        """Return prompt and `steps` greedy tokens, all of them in the cache, and the logits from the prompt's end on."""
+        """Return prompt and `steps` greedy tokens, all cached, and the logits from the last of the prompt on."""
         logits, ids = [self.forward(prompt, 0, cached=True)[:, -1:]], prompt
         for _ in range(steps):
             new = logits[-1].argmax(2)

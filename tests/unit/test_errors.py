@@ -42,7 +42,10 @@ def test_a_spec_error_is_one_line_for_each_problem() -> None:
 
 def test_a_missing_extra_is_the_line_that_installs_it() -> None:
     """What is needed for what, and the command to type."""
-    assert str(MissingExtra("torch", "kvcalc bench")) == "kvcalc bench needs the extra 'torch': pip install 'kvcalc[torch]'"
+    assert (
+        str(MissingExtra("torch", "kvcalc bench"))
+        == "kvcalc bench needs the extra 'torch': pip install 'kvcalc[torch]'"
+    )
 
 
 def test_the_nearest_names_are_suggested() -> None:

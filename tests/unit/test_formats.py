@@ -96,7 +96,14 @@ def test_formats_describe_their_storage_in_words() -> None:
 
 @pytest.mark.parametrize(
     ("alias", "name"),
-    [("float16", "fp16"), ("bfloat16", "bf16"), ("float32", "fp32"), ("FP8", "fp8"), ("fp8_e4m3", "fp8"), (" q8_0 ", "q8_0")],
+    [
+        ("float16", "fp16"),
+        ("bfloat16", "bf16"),
+        ("float32", "fp32"),
+        ("FP8", "fp8"),
+        ("fp8_e4m3", "fp8"),
+        (" q8_0 ", "q8_0"),
+    ],
 )
 def test_long_names_are_accepted(alias: str, name: str) -> None:
     """The names that config files use, in any case."""
@@ -122,7 +129,9 @@ def test_keys_and_values_may_differ() -> None:
     """F for both, K/V for each."""
     assert [item.name for item in find_kv_formats("fp8")] == ["fp8", "fp8"]
     assert [item.name for item in find_kv_formats("q8_0/q4_0")] == ["q8_0", "q4_0"]
-    with pytest.raises(BadInput, match=r"^kv dtype 'a/b/c' has 3 parts; write F for both or K/V, for example q8_0/q4_0$"):
+    with pytest.raises(
+        BadInput, match=r"^kv dtype 'a/b/c' has 3 parts; write F for both or K/V, for example q8_0/q4_0$"
+    ):
         find_kv_formats("a/b/c")
     with pytest.raises(BadInput, match=r"^unknown kv dtype ''; known: "):
         find_kv_formats("fp8/")
