@@ -2,55 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvcalc.capacity import Capacity, capacity, max_batch
-from kvcalc.engines import find_engine
-from kvcalc.engines._base import Deployment, EngineProfile
-from kvcalc.errors import BadInput, UnsupportedByEngine
-from kvcalc.fit_result import FitResult, Rung
-from kvcalc.footprint import Placement, Retention
-from kvcalc.formats import find_format, find_kv_formats
+from kvcalc.engines._base import Deployment
+from kvcalc.errors import UnsupportedByEngine
+from kvcalc.fit_result import FitResult
+from kvcalc.fitting import fit_into
+from kvcalc.footprint import Retention
 from kvcalc.measure.cache import CacheTensor
 from kvcalc.output import fold
-from kvcalc.spec.kinds import CacheEntry, Cross
-from kvcalc.spec.load import find, load_file
+from kvcalc.prepared import Setup, check, load, prepare, warnings
+from kvcalc.spec.kinds import CacheEntry
 from kvcalc.spec.model import ModelSpec
-from kvcalc.spec.resolve import with_encoder_context
-from kvcalc.units import MAX_BYTES, MAX_TOKENS, format_bytes, format_exact, format_percent
+from kvcalc.units import format_bytes, format_exact, format_percent
 
-MAX_RANKS = 4096
-
-
-@dataclass(frozen=True)
-class Setup:
-    """A model on an engine: everything but the context and the batch."""
-
-    spec: ModelSpec
-    engine: EngineProfile[Any]
-    deployment: Deployment[Any]
-    placement: Placement
-    weights_format: str
-    weights_from_file: bool
-    assumptions: tuple[str, ...]
-
-    @property
-    def kv_dtype(self) -> str:
-        """The cache's format: `fp16`, or `q8_0/q4_0` where K and V differ."""
-        return self.engine.kv_dtype(self.deployment)
-
-    def weights_bytes(self) -> int | None:
-        """Return the bytes of one copy of the weights; None if the number of parameters is unknown.
-
-        They are those of the file that the model was read from, unless a format was asked for.
-        """
-        if self.weights_from_file:
-            return self.spec.weights_bytes
-        parameters = self.spec.parameters
-        return None if parameters is None else find_format(self.weights_format).bulk_bytes(parameters)
+__all__ = [
+    "BreakdownRow",
+    "Setup",
+    "SizeResult",
+    "cache_tensors",
+    "check",
+    "fit",
+    "load",
+    "measure",
+    "per_token_bytes",
+    "prepare",
+    "size",
+    "warnings",
+]
 
 
 @dataclass(frozen=True)
@@ -200,65 +182,6 @@ class SizeResult:
         return [*lines, fold(text, " " * 14)]
 
 
-def load(model: str | Path, *, download: bool = False) -> ModelSpec:
-    """Return the ModelSpec of a name or alias (`kvcalc models` lists them), a file, a folder, or `hf:org/name`.
-
-    Files are YAML specs, Hugging Face configs, GGUF or safetensors; `hf:` reads the local Hugging Face cache, and the
-    network with `download`. BadInput for an unknown name or missing file, SpecError for a faulty one.
-    """
-    text = str(model)
-    if text.startswith("hf:"):
-        from kvcalc.read.model_files import read_hub_model
-
-        return read_hub_model(text, download=download)
-    path = find(text)
-    if path.suffix in (".yaml", ".yml"):
-        return load_file(path)
-    from kvcalc.read.model_files import is_foreign, read_model
-
-    return read_model(path) if is_foreign(path) else load_file(path)
-
-
-def prepare(
-    model: str | Path | ModelSpec,
-    *,
-    engine: str = "ideal",
-    dtype: str | None = None,
-    kv_dtype: str | None = None,
-    weights: str | None = None,
-    tp: int = 1,
-    pp: int = 1,
-    dp: int = 1,
-    dcp: int = 1,
-    encoder_context: int | None = None,
-    options: Mapping[str, object] | None = None,
-    download: bool = False,
-) -> Setup:
-    """Return a model placed on an engine, ready to be evaluated at any context and batch.
-
-    `dtype` replaces the model's published element format, `kv_dtype` (`F` or `K/V`) the cache's, `weights` the
-    weights'. `options` are the engine's own, by its own names. BadInput for an unknown name or a value out of range,
-    UnsupportedByEngine where the engine (or a format, or a kind) cannot do what is asked.
-    """
-    spec = model if isinstance(model, ModelSpec) else load(model, download=download)
-    for name, value in (("tp", tp), ("pp", pp), ("dp", dp), ("dcp", dcp)):
-        _require_range(name, value, MAX_RANKS)
-    _require_range("tp * pp * dp", tp * pp * dp, MAX_RANKS)
-    profile = find_engine(engine)
-    parsed = profile.parse_options({key: str(value) for key, value in (options or {}).items() if value is not None})
-    stored = find_format(dtype or spec.dtype, "dtype")
-    kv = find_kv_formats(kv_dtype) if kv_dtype else (stored, stored)
-    deployment = Deployment(stored, kv, parsed, tp, pp, dp, dcp, kv_given=kv_dtype is not None)
-    if encoder_context is not None:
-        _require_cross(spec)
-        spec = with_encoder_context(spec, encoder_context)
-    placement = profile.place(spec, deployment)
-    weights_format = find_format(weights or stored.name, "weights format").name
-    from_file = weights is None and spec.weights_bytes is not None
-    assumptions = _assumptions(spec, dtype, encoder_context) + profile.assumptions(spec, deployment)
-    return Setup(spec, profile, deployment, placement, weights_format, from_file, assumptions)
-
-
 def size(
     model: str | Path | ModelSpec,
     *,
@@ -377,114 +300,10 @@ def fit(
     return fit_into(setup, kv_memory, context, batch)
 
 
-def fit_into(setup: Setup, kv_memory: int, context: int | None, batch: int) -> FitResult:
-    """Return what a prepared setup holds in `kv_memory` bytes on every rank; BadInput for values out of range."""
-    spec, engine, deployment, placement = setup.spec, setup.engine, setup.deployment, setup.placement
-    asked = context if context is not None else spec.max_context
-    if asked is None:
-        raise BadInput(f"{spec.name} has no trained maximum; say for which context (--ctx)")
-    _require_range("kv memory", kv_memory, MAX_BYTES)
-    check(setup, asked, batch)
-    available = (kv_memory,) * len(placement.ranks)
-    own = engine.budget_report(spec, deployment, available, asked) or {}
-    context = own.get("max_model_len", asked)
-    budgets = engine.cache_budgets(spec, deployment, available)
-    found = capacity(placement, budgets, context, batch)
-    fits = found.fits and bool(own.get("admitted", True)) and max(budgets) <= kv_memory
-    least = _least_memory(found, budgets, kv_memory)
-    lowered = (f"{engine.name} lowers the context from {asked:,} to {context:,}",) if context != asked else ()
-    return FitResult(
-        model=spec.name,
-        engine=engine.name,
-        engine_version=engine.version,
-        context=context,
-        batch=batch,
-        dtype=deployment.dtype.name,
-        kv_dtype=setup.kv_dtype,
-        fits=fits,
-        max_batch=found.max_batch,
-        max_context=_allowed_context(setup, found.max_context, context, batch),
-        budget_bytes=kv_memory,
-        weights_bytes=None,
-        binding=found.binding,
-        suggestions=() if fits else (*_suggestions(setup, found, own, context, batch), *least),
-        ladder=_ladder(setup, budgets, context, batch),
-        engine_report={**engine.report(spec, deployment, context, batch, placement), **own},
-        assumptions=setup.assumptions,
-        warnings=warnings(spec, context) + lowered,
-    )
-
-
-def _allowed_context(setup: Setup, fitting: int | None, context: int, batch: int) -> int | None:
-    """Return the largest context that fits and that the engine's options allow, given that they allow `context`."""
-    if _allows(setup, fitting or MAX_TOKENS, batch) or (fitting is not None and fitting <= context):
-        return fitting
-    low, high = context, fitting or MAX_TOKENS
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _allows(setup, middle, batch) else (low, middle)
-    return low
-
-
-def _allows(setup: Setup, context: int, batch: int) -> bool:
-    try:
-        setup.engine.check(setup.spec, setup.deployment, context, batch)
-    except BadInput:
-        return False
-    return True
-
-
-def _ladder(setup: Setup, budgets: Sequence[int], context: int, batch: int) -> tuple[Rung, ...]:
-    """Return the largest batch at contexts that double from 1024 to the trained maximum, and at the one asked for."""
-    top = max(context, setup.spec.max_context or 0)
-    doubled = {1024 << step for step in range(40) if 1024 << step <= top}
-    return tuple(
-        Rung(each, max_batch(setup.placement, budgets, each))
-        for each in sorted(doubled | {context})
-        if _allows(setup, each, batch)
-    )
-
-
-def _least_memory(found: Capacity, budgets: Sequence[int], kv_memory: int) -> tuple[str, ...]:
-    """Return the budget that would do; nothing where the engine's options, not the memory, are too small."""
-    set_by_options = max(budgets) != kv_memory
-    if set_by_options and not found.fits:
-        return ()
-    least = max(found.needed_memory, max(budgets) if set_by_options else 0)
-    return (f"--kv-memory {least} is the least that fits ({format_bytes(least)})",)
-
-
-def _suggestions(setup: Setup, found: Capacity, own: Mapping[str, Any], context: int, batch: int) -> tuple[str, ...]:
-    """Return the contexts and batches that would fit; `own` is what the engine says itself."""
-    texts = []
-    longest = _allowed_context(setup, found.max_context, context, batch)
-    if not own.get("admitted", True):
-        longest = own.get("max_context_that_fits", longest)
-    if longest is not None and 0 < longest < context:
-        texts.append(f"--ctx {longest} is the largest context that fits at batch {batch:,}")
-    if found.max_batch is not None and 0 < found.max_batch < batch:
-        texts.append(f"--batch {found.max_batch} is the largest batch that fits at context {context:,}")
-    return tuple(texts)
-
-
-def check(setup: Setup, context: int, batch: int) -> None:
-    """Raise BadInput for a context or batch out of range, or one that the engine's options contradict."""
-    _require_range("context", context, MAX_TOKENS)
-    _require_range("batch", batch, MAX_TOKENS)
-    setup.engine.check(setup.spec, setup.deployment, context, batch)
-
-
 def per_token_bytes(setup: Setup, context: int) -> int:
     """Return the unrounded bytes that token context + 1 of one sequence adds, over the ranks of its replica."""
     growth = sum(rank.held.growth(context) for rank in setup.placement.ranks)
     return int(growth)
-
-
-def warnings(spec: ModelSpec, context: int) -> tuple[str, ...]:
-    """Return what a user must know about this context, one sentence each."""
-    if spec.max_context is None or context <= spec.max_context:
-        return ()
-    return (f"{spec.name} was trained for {spec.max_context:,} positions; context {context:,} is beyond them",)
 
 
 def cache_tensors(setup: Setup, context: int, batch: int) -> tuple[CacheTensor, ...]:
@@ -581,25 +400,3 @@ def _weights_note(setup: Setup) -> str:
     """Return where the bytes of the weights come from, or why they are unknown; nothing for parameters x format."""
     from_parameters = not setup.weights_from_file and setup.spec.weights_bytes is not None
     return "" if from_parameters and setup.spec.parameters is not None else setup.spec.weights_note
-
-
-def _assumptions(spec: ModelSpec, dtype: str | None, encoder_context: int | None) -> tuple[str, ...]:
-    """Return the spec's assumptions that the user has not replaced."""
-    found = []
-    for name in spec.file.assumed:
-        if (name == "dtype" and dtype) or (name == "encoder_context" and encoder_context is not None):
-            continue
-        value = getattr(spec.file, name)
-        option = {"dtype": " (--dtype changes it)", "encoder_context": " (--encoder-ctx changes it)"}.get(name, "")
-        found.append(f"{name} {value}: the source of {spec.name} does not give it{option}")
-    return tuple(found)
-
-
-def _require_range(name: str, value: int, limit: int) -> None:
-    if not 1 <= value <= limit:
-        raise BadInput(f"{name} must be between 1 and {limit:,}, not {value:,}")
-
-
-def _require_cross(spec: ModelSpec) -> None:
-    if not any(isinstance(group.kind, Cross) for group in spec.groups()):
-        raise BadInput(f"{spec.name} has no cross-attention layers; drop the encoder context")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 from kvcalc.errors import BadInput
@@ -35,14 +34,12 @@ class Limit:
         """Return the bytes that `batch` sequences of one replica need on their way to `context`."""
         return self.footprint.peak(context, batch)
 
-    def memory_for(self, context: int, batch: int) -> int:
-        """Return the smallest memory of the rank with which they fit, units that a pool keeps back included."""
+    def memory_for(self, context: int, batch: int, at_least: int = 0) -> int:
+        """Return the smallest memory of the rank, `at_least` or more, with which they fit, reserved units included."""
         needed = self.needed(context, batch)
         if self.pool is None:
-            return needed
-        units = -(-needed // self.pool.unit_bytes) + self.pool.reserved_units
-        share: Fraction = units * self.pool.unit_bytes / self.pool.share
-        return -(-share.numerator // share.denominator)
+            return max(needed, at_least)
+        return self.pool.budget_for(-(-needed // self.pool.unit_bytes), at_least)
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ def capacity(placement: Placement, budgets: Sequence[int], context: int, batch: 
         max_batch=max_batch(placement, budgets, context),
         max_context=max_context(placement, budgets, batch),
         binding=_binding(found, context, local),
-        needed_memory=max((limit.memory_for(context, local) for limit in found), default=0),
+        needed_memory=_needed_memory(found, context, local),
     )
 
 
@@ -134,6 +131,16 @@ def _limits_of(number: int, rank: Rank, budget: int) -> Iterator[Limit]:
             terms = tuple(term for term in terms if term.label == pool.label)
         handed_out = pool.usable_units(budget) * pool.unit_bytes
         yield Limit(number, rank.pp, rank.tp, pool, Footprint(terms), handed_out)
+
+
+def _needed_memory(found: Sequence[Limit], context: int, batch: int) -> int:
+    """Return the smallest memory with which all fit: more memory can leave a pool with less, where pools share it."""
+    memory = 0
+    while True:
+        needed = max((limit.memory_for(context, batch, memory) for limit in found), default=0)
+        if needed == memory:
+            return memory
+        memory = needed
 
 
 def _binding(found: Sequence[Limit], context: int, batch: int) -> Binding | None:

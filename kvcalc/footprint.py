@@ -9,7 +9,7 @@ are recognised by their behaviour, so that numpy stays optional.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -339,10 +339,20 @@ class Footprint:
         if self.peak(1, b) > budget:
             return 0
         settled = max([1, *self._corners(b)])
+        if self.peak(settled, b) > budget:
+            return _largest(lambda n: self.peak(n, b) <= budget, 1, settled)
         moving = self._onward(settled, b)
-        if _slope(moving, b) <= 0 and self.peak(settled + _cycle(moving, b), b) <= budget:
+        slope, once_around = _slope(moving, b), settled + _cycle(moving, b)
+        if slope > 0:
+            # Below the first of these contexts the budget holds for certain, at the second it does not.
+            least, most = _swing(moving, b)
+            left = budget - int(self.bytes(settled, b)) + _moved(moving, settled, b)
+            low, high = math.floor((left - most) / slope), math.floor((left - least) / slope) + 1
+        elif self._highest(settled, once_around, b) <= budget:
             return None
-        return _largest(lambda n: self.peak(n, b) <= budget)
+        else:
+            low, high = settled, once_around
+        return _largest(lambda n: self._highest(settled, n, b) <= budget, max(low, settled), high)
 
     def max_batch(self, budget: int, n: int) -> int | None:
         """Return the largest batch of sequences of context n that `budget` bytes hold; 0 if none, None if any."""
@@ -353,7 +363,7 @@ class Footprint:
             return budget // one if one > 0 else None
         if self.peak(n, _BATCH_WITHOUT_END * (budget + 1)) <= budget:
             return None
-        return _largest(lambda b: self.peak(n, b) <= budget)
+        return _largest(lambda b: self.peak(n, b) <= budget, 1)
 
     def sample(self, low: int, high: int, points: int, b: int = 1) -> tuple[tuple[int, int], ...]:
         """Return (context, bytes) pairs from low to high: `points` evenly spread, and both sides of every corner.
@@ -423,10 +433,11 @@ class Footprint:
         In that reach it is the last context, or just before some staircase makes the sum fall.
         """
         moving = self._onward(low, b)
+        if all(unit > 0 and steps.period is None for steps, unit in moving.items()):
+            return int(self.bytes(high, b))
         slope = _slope(moving, b)
         end = high if slope >= 0 else low
-        top = slope * end + sum(unit * steps.swing(b)[unit > 0] for steps, unit in moving.items())
-        room = top - sum(unit * steps.per_scope(end, b) for steps, unit in moving.items())
+        room = slope * end + _swing(moving, b)[1] - _moved(moving, end, b)
         reach = _cycle(moving, b) - 1
         if slope:
             reach = min(reach, math.floor(room / abs(slope)))
@@ -517,6 +528,10 @@ class Pool:
         """Return the units that can be handed out of `budget` bytes; never negative."""
         return max(math.floor(budget * self.share) // self.unit_bytes - self.reserved_units, 0)
 
+    def budget_for(self, units: int, at_least: int = 1) -> int:
+        """Return the smallest budget, `at_least` or more, out of which `units` can be handed out."""
+        return max(at_least, math.ceil((units + self.reserved_units) * self.unit_bytes / self.share))
+
     def to_json(self) -> dict[str, Any]:
         """Return the pool as plain JSON data; the share is an exact fraction in text."""
         groups = [
@@ -605,6 +620,18 @@ def _slope(moving: Mapping[Steps, int], b: int) -> Fraction:
     return sum((unit * steps.slope(b) for steps, unit in moving.items()), Fraction(0))
 
 
+def _swing(moving: Mapping[Steps, int], b: int) -> tuple[Fraction, Fraction]:
+    """Return how far the sum of moving steps lies from its line, at the least and at the most."""
+    swings = [(unit, steps.swing(b)) for steps, unit in moving.items()]
+    least = sum((unit * swing[unit < 0] for unit, swing in swings), Fraction(0))
+    return least, sum((unit * swing[unit > 0] for unit, swing in swings), Fraction(0))
+
+
+def _moved(moving: Mapping[Steps, int], n: int, b: int) -> int:
+    """Return the bytes of moving steps at context n."""
+    return int(sum(unit * steps.per_scope(n, b) for steps, unit in moving.items()))
+
+
 def _cycle(moving: Mapping[Steps, int], b: int) -> int:
     return math.lcm(*(steps.cycle(b) for steps in moving))
 
@@ -655,11 +682,12 @@ def _require_positive(n: int, b: int) -> None:
         raise BadInput(f"{name} must be at least 1, not {value:,}")
 
 
-def _largest(fits: Any) -> int:
-    """Return the largest number that fits, given that 1 does, that fitting is monotone and that it ends."""
-    low, high = 1, 2
-    while fits(high):
-        low, high = high, 2 * high
+def _largest(fits: Callable[[int], bool], low: int, high: int | None = None) -> int:
+    """Return the largest number that fits, given that `low` does, `high` does not, and that fitting is monotone."""
+    if high is None:
+        high = 2 * low
+        while fits(high):
+            low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

@@ -26,6 +26,7 @@ COMMANDS = {
     "compare": "Caches side by side: models, attention, formats, remedies.",
     "models": "The models that are known.",
     "show": "One model's dimensions, and where they come from.",
+    "gpus": "The GPUs that are known, and what engines see of their memory.",
     "engines": "The engines that are known, and their options.",
     "import": "A foreign file as a spec: config.json, GGUF, safetensors.",
     "plot": "Pictures of a cache, as a page to explore.",

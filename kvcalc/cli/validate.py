@@ -12,6 +12,7 @@ from kvcalc.cli import _options as shared
 if TYPE_CHECKING:
     from kvcalc.api import Setup, SizeResult
     from kvcalc.cli._validate_library import LibraryValidation
+    from kvcalc.cli._validate_llama_cpp import LlamaCppValidation
     from kvcalc.measure.cache import Allocation
 
 DIFFERS = 1
@@ -29,7 +30,8 @@ DIFFERS = 1
 def command(model: str, context: int, batch: int, device: str, **given: Any) -> None:
     """Allocate the KV cache of MODEL with torch and compare its bytes with the prediction: exit 0 equal, 1 not.
 
-    With --engine transformers the cache is the one that the library makes itself, on torch's meta device.
+    With --engine transformers the cache is the one that the library makes itself, on torch's meta device; with
+    --engine llama.cpp (or ollama) the log of llama.cpp's library is compared, line by line.
     """
     from kvcalc import api
     from kvcalc.output import render, to_json
@@ -48,12 +50,18 @@ def command(model: str, context: int, batch: int, device: str, **given: Any) -> 
         click.get_current_context().exit(DIFFERS)
 
 
-def _validate(setup: Setup, context: int, batch: int, device: str) -> _Validation | LibraryValidation:
+def _validate(
+    setup: Setup, context: int, batch: int, device: str
+) -> _Validation | LibraryValidation | LlamaCppValidation:
     """Return the comparison with the engine's own library where it has one, else with tensors laid out by torch."""
     if setup.engine.name == "transformers":
         from kvcalc.cli._validate_library import validate
 
         return validate(setup, context, batch)
+    if setup.engine.name in ("llama.cpp", "ollama"):
+        from kvcalc.cli import _validate_llama_cpp
+
+        return _validate_llama_cpp.validate(setup, context, batch)
     from kvcalc import api
     from kvcalc.measure.cache import allocate
 

@@ -11,7 +11,15 @@ if TYPE_CHECKING:  # profiles need pydantic; their names, which shell completion
     from kvcalc.engines._base import EngineProfile
 
 # Engine name -> module in this package; each module calls its profile ENGINE.
-ENGINES = {"ideal": "ideal", "transformers": "transformers", "llama.cpp": "llama_cpp", "ollama": "ollama", "vllm": "vllm"}
+ENGINES = {
+    "ideal": "ideal",
+    "transformers": "transformers",
+    "llama.cpp": "llama_cpp",
+    "ollama": "ollama",
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "tensorrt-llm": "tensorrt_llm",
+}
 
 
 def find_engine(name: str) -> EngineProfile[Any]:

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic import ValidationError
@@ -107,6 +108,15 @@ class EngineProfile(ABC, Generic[AnyOptions]):
         """
         return None
 
+    def weight_shares(self, spec: ModelSpec, deployment: Deployment[AnyOptions]) -> tuple[Fraction | None, ...]:
+        """Return the share of the weights on every rank of a replica (pp, then tp); None for the host's memory.
+
+        A stage has the share of its layers, split evenly over its tensor-parallel slices: parameters are not told
+        apart by layer, and embeddings count with the layers.
+        """
+        counts = [len(layers) for layers in stages(spec, deployment.pp)]
+        return shares_of_stages(counts, deployment.tp)
+
     def assumptions(self, spec: ModelSpec, deployment: Deployment[AnyOptions]) -> tuple[str, ...]:
         """Return what the profile takes for granted, one sentence each."""
         return ()
@@ -134,6 +144,11 @@ def stages(spec: ModelSpec, pp: int) -> tuple[tuple[Layer, ...], ...]:
     each, rest = divmod(len(spec.layers), pp)
     bounds = [stage * each + min(stage, rest) for stage in range(pp + 1)]
     return tuple(spec.layers[low:high] for low, high in zip(bounds, bounds[1:], strict=False))
+
+
+def shares_of_stages(layers: Sequence[int], tp: int) -> tuple[Fraction, ...]:
+    """Return the share of all layers on every rank, for stages of so many layers and `tp` slices of each."""
+    return tuple(Fraction(count, sum(layers) * tp) for count in layers for _ in range(tp))
 
 
 def group_layers(layers: Iterable[Layer]) -> tuple[LayerGroup, ...]:

@@ -7,6 +7,7 @@ the CPU if it holds any layer.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -78,7 +79,7 @@ class Options(EngineOptions):
     n_outputs_max: _Tokens | None = None
     """Tokens of a micro-batch with logits; omitted: the slots, as in llama-server; 0: all of them."""
     feed_forward_length: Annotated[int, Field(ge=1, le=2**24)] | None = None
-    """Width of the feed-forward network, which the compute buffer depends on."""
+    """Width of the feed-forward network, which the compute buffer depends on; omitted: the spec's."""
     engine_version: Version = "2026-10"
     """Whose rules: commit 0c1e5709 of 2026-10, or 2025-08 (commit 4227c9be)."""
 
@@ -151,6 +152,10 @@ class LlamaCpp(EngineProfile[Options]):
         """Return the types of K and V in kvcalc's names, f16 unless something else is asked for."""
         return type_names(*choose_types(deployment, deployment.options.type_k, deployment.options.type_v))
 
+    def weight_shares(self, spec: ModelSpec, deployment: Deployment[Options]) -> tuple[Fraction | None, ...]:
+        """Return the share of the layers on every device; None for the CPU, whose memory is not a GPU's."""
+        return memory_of(spec, deployment).layer_shares()
+
     def assumptions(self, spec: ModelSpec, deployment: Deployment[Options]) -> tuple[str, ...]:
         """Return what was taken for granted, with the option that changes it."""
         options = deployment.options
@@ -161,10 +166,10 @@ class LlamaCpp(EngineProfile[Options]):
 
 def memory_of(spec: ModelSpec, deployment: Deployment[Options]) -> Memory:
     """Return a model's memory; errors as for `place`."""
-    return memory(spec, settings_of(spec, deployment))
+    return memory(spec, _settings(spec, deployment))
 
 
-def settings_of(spec: ModelSpec, deployment: Deployment[Options]) -> Settings:
+def _settings(spec: ModelSpec, deployment: Deployment[Options]) -> Settings:
     """Return the deployment in llama.cpp's terms; BadInput where options contradict each other."""
     options = deployment.options
     require_devices_only(deployment)

@@ -5,6 +5,7 @@ Stated for Ollama commit fb307609 (2026-08-21), which runs llama.cpp b10488 as `
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -64,12 +65,12 @@ class Ollama(EngineProfile[Options]):
 
     def place(self, spec: ModelSpec, deployment: Deployment[Options]) -> Placement:
         """Return one rank per device; UnsupportedByEngine has the engine's own message where it has one."""
-        return place(_memory(spec, deployment), deployment.dp)
+        return place(memory_of(spec, deployment), deployment.dp)
 
     def check(self, spec: ModelSpec, deployment: Deployment[Options], context: int, batch: int) -> None:
         """Raise BadInput for more sequences than slots, UnsupportedByEngine where Ollama gives the model one slot."""
         local, slots = -(-batch // deployment.dp), deployment.options.num_parallel
-        name = _memory(spec, deployment).plan.architecture.name
+        name = memory_of(spec, deployment).plan.architecture.name
         if name in _ONE_SLOT and max(local, slots or 1) > 1:
             raise UnsupportedByEngine(f"Ollama serves {name} models in one slot, whatever num_parallel says")
         if local > (MAX_SLOTS if slots is None else slots):
@@ -83,7 +84,7 @@ class Ollama(EngineProfile[Options]):
         self, spec: ModelSpec, deployment: Deployment[Options], context: int, batch: int, placement: Placement
     ) -> dict[str, Any]:
         """Return the engine's own figures of one replica, and what Ollama guesses before it loads the model."""
-        found, rule = _memory(spec, deployment), _rule(spec, deployment)
+        found, rule = memory_of(spec, deployment), _rule(spec, deployment)
         sized = rule.context(context, placement.local_batch(batch))
         return {
             **report(spec, found, sized, context),
@@ -96,15 +97,19 @@ class Ollama(EngineProfile[Options]):
     def log_lines(self, spec: ModelSpec, deployment: Deployment[Options], context: int, batch: int) -> tuple[str, ...]:
         """Return the lines that one replica's llama-server prints about its memory."""
         sized = _rule(spec, deployment).context(context, -(-batch // deployment.dp))
-        return log_lines(spec, _memory(spec, deployment), sized)
+        return log_lines(spec, memory_of(spec, deployment), sized)
 
     def kv_dtype(self, deployment: Deployment[Options]) -> str:
         """Return the type of K and V in kvcalc's names, f16 unless something else is asked for."""
         return type_names(*_types(deployment))
 
+    def weight_shares(self, spec: ModelSpec, deployment: Deployment[Options]) -> tuple[Fraction | None, ...]:
+        """Return the share of the layers on every device; None for the CPU, whose memory is not a GPU's."""
+        return memory_of(spec, deployment).layer_shares()
+
     def assumptions(self, spec: ModelSpec, deployment: Deployment[Options]) -> tuple[str, ...]:
         """Return what was taken for granted, with the option that changes it."""
-        options, found = deployment.options, _memory(spec, deployment)
+        options, found = deployment.options, memory_of(spec, deployment)
         texts = assumptions(
             found,
             types_given=deployment.kv_given or options.kv_cache_type is not None,
@@ -116,7 +121,8 @@ class Ollama(EngineProfile[Options]):
         return texts
 
 
-def _memory(spec: ModelSpec, deployment: Deployment[Options]) -> Memory:
+def memory_of(spec: ModelSpec, deployment: Deployment[Options]) -> Memory:
+    """Return a model's memory; errors as for `place`."""
     return memory(spec, _settings(spec, deployment))
 
 

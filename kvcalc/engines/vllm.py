@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 from kvcalc.engines import _vllm_rules as rules
-from kvcalc.engines._base import Deployment, EngineProfile
+from kvcalc.engines._base import Deployment, EngineProfile, shares_of_stages
 from kvcalc.engines._vllm_plan import FP32_STATES, Options, Plan, make_plan
 from kvcalc.errors import BadInput
 from kvcalc.footprint import BlockGroup, Footprint, Placement, Pool, Rank, Retention, Steps, Term
@@ -73,6 +73,10 @@ class Vllm(EngineProfile[Options]):
         """Return what the server would print, or refuse, with this memory on every rank of a replica."""
         found = capacity_report(spec, deployment, kv_bytes_per_rank, context)
         return {**_blocks_report(make_plan(spec, deployment), deployment, found.max_model_len), **found.to_json()}
+
+    def weight_shares(self, spec: ModelSpec, deployment: Deployment[Options]) -> tuple[Fraction | None, ...]:
+        """Return the share of the layers of vLLM's stages, which give the remainder to others than the ideal ones."""
+        return shares_of_stages([len(stage) for stage in make_plan(spec, deployment).stages], deployment.tp)
 
     def assumptions(self, spec: ModelSpec, deployment: Deployment[Options]) -> tuple[str, ...]:
         """Return the defaults that decide the figures, and where vLLM's sizes are not the model's."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcalc.errors import BadInput, Problem, SpecError
-from kvcalc.spec.yaml_tree import parse, read_text
+from kvcalc.yaml_tree import parse, read_text
 from kvcalc.units import parse_bytes, parse_tokens
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 from kvcalc.errors import did_you_mean
+from kvcalc.read._pattern import shortest_pattern
 from kvcalc.read._refusal import quoted, refuse
 from kvcalc.read.gguf import MAX_ARRAY_KEPT, GgufHeader, Value
 
@@ -387,7 +388,7 @@ def to_spec(header: GgufHeader, origin: str = "") -> ModelSpec:
     that a spec file would be refused for.
     """
     from kvcalc.spec.resolve import resolve
-    from kvcalc.spec.yaml_tree import Tree
+    from kvcalc.yaml_tree import Tree
 
     return resolve(Tree(header.file, data=to_data(header)), origin or header.file)
 
@@ -723,7 +724,7 @@ def _attention(layers: list[_Layer], hparams: _Hparams) -> dict[str, Any]:
             fields = {name: value for name, value in kind if common.get(name) != value}
             kinds[named[kind]] = {**fields, **({"of": named[fields["of"]]} if "of" in fields else {})}
     entries = [[named[kind] for kind in layer] for layer in layers]
-    pattern = [entry[0] if len(entry) == 1 else entry or "none" for entry in _period(entries)]
+    pattern = [entry[0] if len(entry) == 1 else entry or "none" for entry in shortest_pattern(entries)]
     return {**common, "pattern": pattern, "kinds": kinds}
 
 
@@ -783,17 +784,3 @@ def _base_name(fields: dict[str, Any], beside: set[str]) -> str:
         case "full" if "cross" in beside:
             return "self"
     return str(fields["kind"])
-
-
-def _period(entries: list[list[str]]) -> list[list[str]]:
-    """Return the shortest run of layers that, repeated and cut, gives all of them.
-
-    It is as long as what remains outside the longest border, the beginning that is also the end (Knuth, Morris, Pratt).
-    """
-    borders = [0]
-    for entry in entries[1:]:
-        border = borders[-1]
-        while border and entries[border] != entry:
-            border = borders[border - 1]
-        borders.append(border + (entries[border] == entry))
-    return entries[: len(entries) - borders[-1]]

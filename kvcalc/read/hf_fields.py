@@ -1,4 +1,4 @@
-"""The fields of a published Hugging Face config: read with their types checked, class defaults filled in, errors placed.
+"""The fields of a published Hugging Face config: types checked, class defaults filled in, errors with their place.
 
 A config leaves out what equals its class's default, so the defaults are data: `hf_defaults.json`, made from the
 configuration classes of transformers, with the version.

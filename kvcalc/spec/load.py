@@ -113,7 +113,7 @@ def load_file(path: Path) -> ModelSpec:
 def _load_version(path: Path, _version: tuple[int, int]) -> ModelSpec:
     """Return the spec in `path`; the version, its time of change and size, only tells cached ones apart."""
     from kvcalc.spec.resolve import resolve
-    from kvcalc.spec.yaml_tree import parse, read_text
+    from kvcalc.yaml_tree import parse, read_text
 
     shown = _shown(path)
     return resolve(parse(read_text(path), shown), origin=shown)

@@ -64,6 +64,14 @@ class SpecFile(Documented):
     """Number of weights; null if unknown."""
     vocab_size: Dimension | None = None
     """Tokens of the vocabulary; some engines' output buffers depend on it."""
+    intermediate_size: Dimension | None = None
+    """Width of the feed-forward layers; what engines need beside the cache depends on it."""
+    experts_per_token: Dimension | None = None
+    """Experts that a token is sent to, in a mixture of experts."""
+    moe_intermediate_size: Dimension | None = None
+    """Width of one expert; omitted: intermediate_size."""
+    tie_word_embeddings: Annotated[bool, Field(strict=True)] | None = None
+    """Whether the output head is the token embedding, and stored once."""
     assumed: tuple[Annotated[str, Field(strict=True)], ...] = ()
     """Fields above that the source does not give."""
     pattern: tuple[KindName | tuple[KindName, ...], ...] | None = None

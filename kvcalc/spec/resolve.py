@@ -13,7 +13,7 @@ from kvcalc.formats import find_format
 from kvcalc.spec.documented import Documented
 from kvcalc.spec.kinds import KINDS, STATE_VARIANTS, Cross, Heads, Kind, Shared
 from kvcalc.spec.model import NO_KIND, Layer, ModelSpec, Source, SpecFile
-from kvcalc.spec.yaml_tree import Path_, Tree
+from kvcalc.yaml_tree import Path_, Tree
 
 # Top-level dimensions that a kind inherits unless it overrides them.
 INHERITED = ("heads", "kv_heads", "head_dim", "v_head_dim", "encoder_context")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 from kvcalc.cli import COMMANDS
 from tests.architecture.project import ROOT
 
-# A call of every command that needs no extra. `{folder}` is an empty folder of the side that runs it.
+# A call of every command that needs no extra. `{folder}` is a folder of the side that runs it, with a config.json.
 CALLS = {
     "size": ["gpt2-small", "--ctx", "4096", "--batch", "8"],
     "explain": ["deepseek-v3", "--ctx", "4096"],
@@ -26,8 +27,20 @@ CALLS = {
     "models": [],
     "show": ["qwen3-next-80b-a3b"],
     "engines": [],
+    "import": ["{folder}/config.json"],
     "plot": ["context", "gpt2-small", "-o", "{folder}/curve.html"],
     "validate": ["gpt2-small", "--ctx", "64"],
+}
+CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 24,
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 8192,
+    "vocab_size": 32000,
+    "intermediate_size": 5632,
+    "torch_dtype": "bfloat16",
 }
 # What only the extra `torch` can answer: without it, one line and exit code 1.
 NEED_TORCH = {"validate"}
@@ -122,6 +135,7 @@ def test_an_installed_wheel_answers_like_the_source_tree(command: str, installed
     ):
         folder = tmp_path / name
         folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
         if name == "tree" and command in NEED_TORCH:
             continue
         arguments = [argument.format(folder=folder) for argument in CALLS[command]]

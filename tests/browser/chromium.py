@@ -172,9 +172,10 @@ class Tab:
         return found
 
     def requests(self) -> list[str]:
-        """Return the addresses that the page asked for, itself included."""
-        wanted = "Network.requestWillBeSent"
-        return [event["params"]["request"]["url"] for event in self._own() if event.get("method") == wanted]
+        """Return the addresses that the page asked for, itself included; data: addresses hold their own answer."""
+        wanted = [event for event in self._own() if event.get("method") == "Network.requestWillBeSent"]
+        addresses = [str(event["params"]["request"]["url"]) for event in wanted]
+        return [address for address in addresses if not address.startswith("data:")]
 
     def _own(self) -> list[dict[str, Any]]:
         return [event for event in self._browser.events if event.get("sessionId") == self._session]

@@ -7,7 +7,7 @@ A page is Markdown in which
 - `exit=2` after `sh` is the exit code that the block must end with, `not-run` says that it is for the reader alone,
   `needs=torch` that it is run where torch is installed, `installs` that its `pip install ... &&` is left out,
   `quiet` that what it says on standard error is not shown;
-- a `yaml file=NAME` block is written to that file, for the blocks below it;
+- a `yaml` or `json` block with `file=NAME` is written to that file, for the blocks below it;
 - what stands between `<!-- begin NAME -->` and `<!-- end NAME -->` is made by `generated.PARTS[NAME]`.
 """
 
@@ -91,7 +91,7 @@ class Runner:
             return self._shell(text, int(settings.get("exit", "0")), quiet="quiet" in settings)
         if language == "python":
             return self._python(text)
-        if language == "yaml" and "file" in settings:
+        if "file" in settings:
             (self.folder / settings["file"]).write_text(text, encoding="utf-8")
         return None
 

@@ -41,9 +41,13 @@ def test_links_between_pages_lead_to_a_file_and_a_heading(page: Path) -> None:
     assert broken == []
 
 
-def test_every_page_is_reached_from_the_index_and_the_readme() -> None:
-    """No page is forgotten."""
-    docs = ROOT / "docs"
-    for start in (docs / "index.md", ROOT / "README.md"):
-        reached = {(start.parent / link.partition("#")[0]).resolve() for link in links(start)}
-        assert set(docs.glob("*.md")) - {docs / "index.md"} <= reached
+@pytest.mark.parametrize("start", [ROOT / "README.md", ROOT / "docs" / "index.md"], ids=lambda page: page.name)
+def test_every_page_is_reached(start: Path) -> None:
+    """Following links from the README, or from the index, leads to every page of the documentation."""
+    reached, ahead = set(), [start]
+    while ahead:
+        page = ahead.pop()
+        reached.add(page)
+        targets = {(page.parent / link.partition("#")[0]).resolve() for link in links(page) if "://" not in link}
+        ahead += [target for target in targets if target.suffix == ".md" and target.exists() and target not in reached]
+    assert set((ROOT / "docs").rglob("*.md")) - {ROOT / "docs" / "index.md"} <= reached

@@ -27,7 +27,7 @@ def class_defaults() -> dict[str, dict[str, Any]]:
 
     from kvcalc.read.hf_config import model_types
 
-    readers = [ROOT / "kvcalc" / "read" / name for name in ("hf_config.py", "parameters.py")]
+    readers = [ROOT / "kvcalc" / "read" / name for name in ("hf_config.py", "hf_fields.py", "hf_families.py", "parameters.py")]
     names = names_read("".join(path.read_text(encoding="utf-8") for path in readers if path.exists()))
     found: dict[str, dict[str, Any]] = {}
     for model_type in model_types():

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
 import kvcalc
+from kvcalc.api import prepare
 from kvcalc.engines import find_engine
+from kvcalc.engines.llama_cpp import memory_of
 from kvcalc.errors import UnsupportedByEngine
+from kvcalc.measure.llama_cpp import compare
+from tests.golden import llama_cpp_library as library
 from tests.golden.llama_cpp_cases import compact, comparable, data, engine_options, model, named
 from tests.shared_material import shared
 
@@ -17,11 +22,13 @@ CASES: list[dict[str, Any]] = data()["cases"]
 CREATED = [case for case in CASES if "error" not in case]
 REFUSED = [case for case in CASES if "error" in case]
 
+GIVEN = ("n_ctx", "n_seq_max", "neither")
+
 # Cases with the options that are given: n_ctx alone, the slots alone, or neither, where a context makes this n_ctx.
 PARTLY_GIVEN = [
     (case, given)
     for case in CREATED
-    for given in ("n_ctx", "n_seq_max", "neither")
+    for given in GIVEN
     if given != "neither" or case["options"]["n_ctx"] % engine_options(case)["n_seq_max"] == 0
 ]
 
@@ -131,3 +138,24 @@ def test_the_committed_data_is_that_of_the_reference_material() -> None:
     """Nothing was left out or changed when the reference material was made compact."""
     golden = json.loads(shared("golden/llamacpp.json").read_text(encoding="utf-8"))
     assert compact(golden) == data()
+
+
+@pytest.mark.parametrize("case", library.cases(), ids=lambda case: f"{case['model']}, {case['options']}")
+def test_bundled_models_of_other_families_print_the_librarys_lines(case: dict[str, Any]) -> None:
+    """Families that the reference material leaves out, as the library printed them for the same metadata."""
+    result = kvcalc.size(
+        case["model"],
+        context=library.CONTEXT,
+        batch=library.BATCH,
+        engine="llama.cpp",
+        options=library.OPTIONS[case["options"]],
+    )
+    assert comparable(list(result.log_lines), real=False) == case["lines"]
+
+
+@pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed (it compiles)")
+def test_the_library_prints_what_is_predicted() -> None:
+    """The library of this machine, asked anew for one hybrid model."""
+    spec = kvcalc.load("qwen3.5-27b")
+    found = memory_of(spec, prepare(spec, engine="llama.cpp").deployment)
+    assert compare(spec, found, found.settings.rule.context(library.CONTEXT, library.BATCH)).equal

@@ -11,7 +11,7 @@ import pytest
 import kvcalc
 from kvcalc.spec.model import ModelSpec
 from kvcalc.spec.resolve import resolve
-from kvcalc.spec.yaml_tree import Tree
+from kvcalc.yaml_tree import Tree
 from tests.golden.reports_llama_cpp import REPRODUCED, UNEXPLAINED, Report
 from tests.shared_material import shared
 

@@ -8,7 +8,7 @@ import yaml
 
 from kvcalc.spec.model import ModelSpec
 from kvcalc.spec.resolve import resolve
-from kvcalc.spec.yaml_tree import parse
+from kvcalc.yaml_tree import parse
 
 TOP: dict[str, Any] = {
     "name": "small",

@@ -16,7 +16,7 @@ from kvcalc.api import Setup
 from kvcalc.capacity import capacity, max_batch, max_context
 from kvcalc.engines import ENGINES
 from kvcalc.errors import BadInput, UnsupportedByEngine
-from kvcalc.footprint import Footprint, Placement, Rank
+from kvcalc.footprint import Footprint, Placement, Pool, Rank
 from tests.property.specs import small_spec
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -65,24 +65,29 @@ def placements(engine: str, model: str) -> tuple[Placement, ...]:
     return tuple(found)
 
 
-def peak(rank: Rank, n: int, b: int) -> int:
+def peak(footprint: Footprint, n: int, b: int) -> int:
     """Return the most bytes on the way to context n, context by context."""
-    return max(int(rank.admitted.bytes(each, b)) for each in range(1, n + 1))
+    return max(int(footprint.bytes(each, b)) for each in range(1, n + 1))
 
 
 def fits(placement: Placement, memory: int, n: int, batch: int) -> bool:
     """Return whether every rank holds a batch, counted without the code under test: bytes, or whole units."""
     local = -(-batch // placement.dp)
     for rank in placement.ranks:
-        needed = peak(rank, n, local)
-        if not rank.pools:
-            if needed > memory:
-                return False
-            continue
-        (pool,) = rank.pools
-        if needed > max(memory // pool.unit_bytes - pool.reserved_units, 0) * pool.unit_bytes:
+        if not rank.pools and peak(rank.admitted, n, local) > memory:
             return False
+        for pool in rank.pools:
+            own = tuple(term for term in rank.admitted.terms if len(rank.pools) == 1 or term.label == pool.label)
+            if peak(Footprint(own), n, local) > units(pool, memory) * pool.unit_bytes:
+                return False
     return True
+
+
+def units(pool: Pool, memory: int) -> int:
+    """Return the units of a pool: those of its share, or those of the engine's own rule."""
+    if type(pool) is not Pool:
+        return pool.usable_units(memory)
+    return max(int(memory * pool.share) // pool.unit_bytes - pool.reserved_units, 0)
 
 
 @settings(max_examples=20)
@@ -95,7 +100,7 @@ def test_the_largest_batch_and_context_are_the_largest(engine: str, model: str, 
         pytest.skip(f"{engine} does not hold {model} layers")
     placement = data.draw(st.sampled_from(placements(engine, model)))
     n, batch = data.draw(st.integers(1, 200), "context"), data.draw(st.integers(1, 20), "batch")
-    scale = max(peak(rank, n, batch) for rank in placement.ranks)
+    scale = max(peak(rank.admitted, n, batch) for rank in placement.ranks)
     memory = data.draw(st.integers(max(scale // 4, 1), 4 * scale + 1), "memory")
     budgets = [memory] * len(placement.ranks)
 

@@ -12,7 +12,7 @@ from kvcalc.spec.kinds import Full, Sliding
 from kvcalc.spec.load import load_file
 from kvcalc.spec.model import ModelSpec
 from kvcalc.spec.resolve import resolve, with_encoder_context, with_kv_heads
-from kvcalc.spec.yaml_tree import parse
+from kvcalc.yaml_tree import parse
 
 PLAIN = """\
 name: small

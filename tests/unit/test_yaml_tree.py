@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvcalc.errors import SpecError
-from kvcalc.spec.yaml_tree import MAX_FILE_BYTES, dotted, parse, read_text
+from kvcalc.yaml_tree import MAX_FILE_BYTES, dotted, parse, read_text
 
 
 def fault(text: str) -> str:
@@ -48,7 +48,7 @@ def test_a_problem_stands_at_the_nearest_place_in_the_file() -> None:
 
 def test_a_tree_made_by_hand_has_only_its_first_line() -> None:
     """Readers of other files have data without positions."""
-    from kvcalc.spec.yaml_tree import Tree
+    from kvcalc.yaml_tree import Tree
 
     assert str(Tree("config.json", {"a": 1}).problem(("a",), "is odd")) == "config.json:1:1: a: is odd"
 

@@ -19,12 +19,13 @@ def compute_bytes(spec: ModelSpec, found: Memory, context: Context) -> tuple[int
     settings = found.settings
     if not is_plain_llama(found.plan) or spec.architecture == "mixtral" or not _heads_fill_width(spec, found):
         return None, NO_FORM
-    if settings.feed_forward_length is None:
+    width = settings.feed_forward_length or spec.file.intermediate_size
+    if width is None:
         return None, NO_WIDTH
     if spec.file.vocab_size is None:
         return None, NO_VOCABULARY
     phases = (
-        _feed_forward(spec, found, context, settings.feed_forward_length),
+        _feed_forward(spec, found, context, width),
         0 if found.flash_attn else _attention(spec, found, context),
         _logits(spec, found, context, spec.file.vocab_size),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 
 from kvcalc.engines._llama_cpp.cells import Factors, Span
 from kvcalc.engines._llama_cpp.devices import CPU, layer_devices
@@ -52,6 +53,14 @@ class Memory:
     def device(self, index: int) -> str:
         """Return the device that holds a layer's cache."""
         return self.layer_devices[index] if self.settings.offload_kqv else CPU
+
+    def layer_shares(self) -> tuple[Fraction | None, ...]:
+        """Return the share of the layers on every device of `places`; None for the CPU beside GPUs."""
+        layers = self.layer_devices
+        return tuple(
+            None if place == CPU and self.settings.devices else Fraction(layers.count(place), len(layers))
+            for place in self.places()
+        )
 
     def places(self) -> tuple[str, ...]:
         """Return the devices in the order of the ranks: the GPUs, then the CPU if it holds any layer."""

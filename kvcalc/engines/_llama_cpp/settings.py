@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NoReturn
 
 from kvcalc.engines._llama_cpp.architectures import Architecture
 from kvcalc.engines._llama_cpp.cells import CellRule
@@ -99,5 +99,5 @@ def require_created(plan: MemoryPlan, settings: Settings) -> None:
                 raise UnsupportedByEngine(f"llama.cpp aborts: {reason}")
 
 
-def _refuse(message: str) -> None:
+def _refuse(message: str) -> NoReturn:
     raise UnsupportedByEngine(f"llama_init_from_model: {message}")
