@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvcalc.answer import answer, counts_of, memory_of
 from kvcalc.engines._base import Deployment
 from kvcalc.errors import UnsupportedByEngine
 from kvcalc.fit_result import FitResult
-from kvcalc.fitting import fit_into
+from kvcalc.fitting import Question
 from kvcalc.footprint import Retention
 from kvcalc.measure.cache import CacheTensor
 from kvcalc.output import fold
@@ -260,44 +261,60 @@ def measure(setup: Setup, context: int, batch: int) -> SizeResult:
 def fit(
     model: str | Path | ModelSpec,
     *,
-    kv_memory: int,
+    kv_memory: int | None = None,
+    gpu: str | None = None,
+    gpus: int | tuple[int, int] | None = None,
     context: int | None = None,
     batch: int = 1,
     engine: str = "ideal",
     dtype: str | None = None,
     kv_dtype: str | None = None,
     weights: str | None = None,
-    tp: int = 1,
-    pp: int = 1,
-    dp: int = 1,
+    tp: int | None = None,
+    pp: int | None = None,
+    dp: int | None = None,
     dcp: int = 1,
     encoder_context: int | None = None,
     options: Mapping[str, object] | None = None,
     download: bool = False,
+    utilization: str | None = None,
+    overhead: int | None = None,
+    overhead_parts: Mapping[str, int] | None = None,
+    memory_reserve: int = 0,
+    log: str | None = None,
+    lengths: str | None = None,
+    draft: str | Path | ModelSpec | None = None,
+    emit: bool = False,
 ) -> FitResult:
-    """Return what `kv_memory` bytes for the cache on every rank hold; other arguments as for `prepare`.
+    """Return what `kv_memory` bytes for the cache on every rank hold, or a GPU beside the weights and the overhead.
 
-    `context` is the trained maximum unless given.
+    `gpus` is a number of GPUs or a range (first, last) of which the smallest layout that fits is searched; the degrees
+    tp, pp and dp that are given are kept. `overhead` replaces all of the estimated overhead of a GPU, `overhead_parts`
+    some parts, `log` (the text of a server's log) those that it prints; `memory_reserve` is what others use of it.
+    `lengths` (two quantiles or a CSV file) asks for the real load too, `emit` for a server's command line. `context`
+    is the trained maximum unless given; other arguments as for `prepare`.
 
     >>> import kvcalc
-    >>> kvcalc.fit("llama-3.1-8b", kv_memory=16 * 2**30, context=8192).max_batch
+    >>> kvcalc.api.fit("llama-3.1-8b", kv_memory=16 * 2**30, context=8192).max_batch
     16
     """
-    setup = prepare(
-        model,
-        engine=engine,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        weights=weights,
-        tp=tp,
-        pp=pp,
-        dp=dp,
-        dcp=dcp,
-        encoder_context=encoder_context,
-        options=options,
-        download=download,
-    )
-    return fit_into(setup, kv_memory, context, batch)
+    spec = model if isinstance(model, ModelSpec) else load(model, download=download)
+    second = draft if draft is None or isinstance(draft, ModelSpec) else load(draft, download=download)
+    given = {"utilization": utilization, "overhead": overhead, "overhead_parts": overhead_parts, "log": log}
+    memory = memory_of(kv_memory, gpu, reserve=memory_reserve, **given)
+    fixed = {name: value for name, value in (("tp", tp), ("pp", pp), ("dp", dp)) if value is not None}
+    arguments = {
+        "engine": engine,
+        "dtype": dtype,
+        "kv_dtype": kv_dtype,
+        "weights": weights,
+        "dcp": dcp,
+        "encoder_context": encoder_context,
+        "options": options or {},
+        **fixed,
+    }
+    question = Question(spec, arguments, context, batch, memory, second)
+    return answer(question, counts=counts_of(gpus), fixed=fixed, lengths=lengths, emit=emit)
 
 
 def per_token_bytes(setup: Setup, context: int) -> int:

@@ -80,7 +80,9 @@ class Capacity:
 
 
 def capacity(placement: Placement, budgets: Sequence[int], context: int, batch: int) -> Capacity:
-    """Return what fits into `budgets`; BadInput if they are not one per rank of a replica, or below 1 byte.
+    """Return what fits into `budgets`; BadInput if they are not one per rank of a replica.
+
+    A budget below zero is what the weights exceed the memory by: not even an empty cache fits.
 
     `needed_memory` is the smallest budget, equal on all ranks, with which this batch fits at this context.
     """
@@ -111,8 +113,6 @@ def limits(placement: Placement, budgets: Sequence[int]) -> tuple[Limit, ...]:
     """Return everything that can run out in one replica, equal ranks once."""
     if len(budgets) != len(placement.ranks):
         raise BadInput(f"{len(budgets)} budgets for {len(placement.ranks)} ranks")
-    if min(budgets) < 1:
-        raise BadInput(f"a budget must be at least 1 byte, not {min(budgets):,}")
     found: dict[tuple[Footprint, tuple[Pool, ...], int], tuple[Limit, ...]] = {}
     for number, (rank, budget) in enumerate(zip(placement.ranks, budgets, strict=True)):
         key = (rank.admitted, rank.pools, budget)
@@ -129,7 +129,7 @@ def _limits_of(number: int, rank: Rank, budget: int) -> Iterator[Limit]:
         terms = rank.admitted.terms
         if len(rank.pools) > 1:
             terms = tuple(term for term in terms if term.label == pool.label)
-        handed_out = pool.usable_units(budget) * pool.unit_bytes
+        handed_out = pool.usable_units(budget) * pool.unit_bytes if budget >= 0 else budget
         yield Limit(number, rank.pp, rank.tp, pool, Footprint(terms), handed_out)
 
 

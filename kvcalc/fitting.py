@@ -1,56 +1,168 @@
-"""What fits into a memory: a prepared setup against the bytes that its ranks have for the cache."""
+"""What fits into a memory: a question about a model on an engine, and where it stands against what its ranks have."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from kvcalc.capacity import Capacity, capacity, max_batch
-from kvcalc.errors import BadInput
-from kvcalc.fit_result import FitResult, Rung
-from kvcalc.prepared import Setup, check, require_range, warnings
-from kvcalc.units import MAX_BYTES, MAX_TOKENS, format_bytes
+from kvcalc.capacity import Capacity, capacity, max_batch, max_context
+from kvcalc.errors import BadInput, UnsupportedByEngine
+from kvcalc.fit_result import Rung
+from kvcalc.footprint import Placement
+from kvcalc.memory import Level, Memory, RankMemory
+from kvcalc.prepared import Setup, check, prepare
+from kvcalc.spec.model import ModelSpec
+from kvcalc.units import MAX_TOKENS
+
+FIRST_RUNG = 512
 
 
-def fit_into(setup: Setup, kv_memory: int, context: int | None, batch: int) -> FitResult:
-    """Return what a prepared setup holds in `kv_memory` bytes on every rank; BadInput for values out of range."""
-    spec, engine, deployment, placement = setup.spec, setup.engine, setup.deployment, setup.placement
-    asked = context if context is not None else spec.max_context
-    if asked is None:
-        raise BadInput(f"{spec.name} has no trained maximum; say for which context (--ctx)")
-    require_range("kv memory", kv_memory, MAX_BYTES)
-    check(setup, asked, batch)
-    available = (kv_memory,) * len(placement.ranks)
-    own = engine.budget_report(spec, deployment, available, asked) or {}
-    context = own.get("max_model_len", asked)
-    budgets = engine.cache_budgets(spec, deployment, available)
-    found = capacity(placement, budgets, context, batch)
-    fits = found.fits and bool(own.get("admitted", True)) and max(budgets) <= kv_memory
-    least = _least_memory(found, budgets, kv_memory)
-    lowered = (f"{engine.name} lowers the context from {asked:,} to {context:,}",) if context != asked else ()
-    return FitResult(
-        model=spec.name,
-        engine=engine.name,
-        engine_version=engine.version,
-        context=context,
-        batch=batch,
-        dtype=deployment.dtype.name,
-        kv_dtype=setup.kv_dtype,
-        fits=fits,
-        max_batch=found.max_batch,
-        max_context=_allowed_context(setup, found.max_context, context, batch),
-        budget_bytes=kv_memory,
-        weights_bytes=None,
-        binding=found.binding,
-        suggestions=() if fits else (*_suggestions(setup, found, own, context, batch), *least),
-        ladder=_ladder(setup, budgets, context, batch),
-        engine_report={**engine.report(spec, deployment, context, batch, placement), **own},
-        assumptions=setup.assumptions,
-        warnings=warnings(spec, context) + lowered,
+@dataclass(frozen=True)
+class Question:
+    """Does it fit: a model, how it is deployed (the arguments of `prepare`), a context, a batch, and the memory.
+
+    `context` is the trained maximum unless given. `draft` is a second model that is served beside it.
+    """
+
+    spec: ModelSpec
+    arguments: Mapping[str, Any]
+    context: int | None
+    batch: int
+    memory: Memory
+    draft: ModelSpec | None = None
+
+    @property
+    def engine(self) -> str:
+        """The engine's name."""
+        return str(self.arguments.get("engine", "ideal"))
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        """The engine's own options."""
+        return self.arguments.get("options") or {}
+
+    @property
+    def asked_context(self) -> int:
+        """The context asked for; BadInput where there is none."""
+        asked = self.context if self.context is not None else self.spec.max_context
+        if asked is None:
+            raise BadInput(f"{self.spec.name} has no trained maximum; say for which context (--ctx)")
+        return asked
+
+    def changed(self, **arguments: Any) -> Question:
+        """Return the question with some arguments of `prepare` replaced."""
+        return replace(self, arguments={**self.arguments, **arguments})
+
+    def setup(self) -> Setup:
+        """Return the model on the engine, with the defaults that depend on the GPU; errors as for `prepare`."""
+        setup, drafted = self.placed(self.spec), self.drafted()
+        return setup if drafted is None else replace(setup, placement=_both(setup, drafted))
+
+    def drafted(self) -> Setup | None:
+        """Return the draft model on the same engine; None where there is none."""
+        return None if self.draft is None else self.placed(self.draft)
+
+    def placed(self, spec: ModelSpec) -> Setup:
+        """Return a model in this deployment."""
+        options = self.memory.adjusted(self.engine, self.options, int(self.arguments.get("pp", 1)))
+        return prepare(spec, **{**self.arguments, "options": options})
+
+
+def _both(setup: Setup, drafted: Setup) -> Placement:
+    """Return two models' caches on the same ranks; UnsupportedByEngine where one pool would hold both."""
+    first, second = setup.placement, drafted.placement
+    if len(first.ranks) != len(second.ranks) or any(rank.pools for rank in (*first.ranks, *second.ranks)):
+        raise UnsupportedByEngine(
+            f"how engine {setup.engine.name} divides its memory between a model and its draft is not covered; "
+            "drop --draft, or use --engine ideal"
+        )
+    ranks = tuple(
+        replace(rank, held=rank.held + other.held, admitted=rank.admitted + other.admitted)
+        for rank, other in zip(first.ranks, second.ranks, strict=True)
     )
+    return Placement(ranks, first.dp)
 
 
-def _allowed_context(setup: Setup, fitting: int | None, context: int, batch: int) -> int | None:
+@dataclass(frozen=True)
+class Standing:
+    """Where a question stands at one level of the estimates: what fits, and what the engine itself would say.
+
+    `context` is the one that the engine settles on; `budgets` are the bytes that the ranks' caches get.
+    """
+
+    question: Question
+    setup: Setup
+    context: int
+    ranks: tuple[RankMemory, ...]
+    budgets: tuple[int, ...]
+    found: Capacity
+    own: Mapping[str, Any]
+    overrun: bool
+
+    @property
+    def fits(self) -> bool:
+        """Whether the batch fits at the context, and the engine would start."""
+        return self.found.fits and bool(self.own.get("admitted", True)) and not self.overrun
+
+    @property
+    def max_batch(self) -> int | None:
+        """Largest batch at the context; None if there is none."""
+        return self.found.max_batch
+
+    @property
+    def max_context(self) -> int | None:
+        """Largest context at the batch that the memory and the engine's options allow."""
+        return allowed_context(self.setup, self.found.max_context, self.context, self.question.batch)
+
+    @property
+    def admitted_context(self) -> int | None:
+        """Largest context at the batch with which the engine starts."""
+        if self.own.get("admitted", True):
+            return self.max_context
+        return self.own.get("max_context_that_fits", self.max_context)
+
+    @property
+    def missing_weights(self) -> int:
+        """The bytes by which weights and overhead alone exceed the memory of the poorest rank; 0 where they do not."""
+        return max(-min(rank.typical for rank in self.ranks), 0)
+
+
+def stand(question: Question, level: Level = "typical") -> Standing:
+    """Return where a question stands; BadInput for values out of range, UnsupportedByEngine as for `prepare`."""
+    setup = question.setup()
+    asked = question.asked_context
+    check(setup, asked, question.batch)
+    return stand_at(question, setup, question.memory.ranks(setup, question.batch, question.drafted()), level)
+
+
+def stand_at(question: Question, setup: Setup, ranks: tuple[RankMemory, ...], level: Level) -> Standing:
+    """Return where a checked question stands with the memory of its ranks."""
+    engine, spec, deployment = setup.engine, setup.spec, setup.deployment
+    available = tuple(rank.at(level) for rank in ranks)
+    positive = tuple(max(size, 0) for size in available)
+    own = engine.budget_report(spec, deployment, positive, question.asked_context) or {}
+    context = own.get("max_model_len", question.asked_context)
+    budgets = engine.cache_budgets(spec, deployment, positive)
+    # An engine's own option may set more than there is, and what weights exceed no option makes good.
+    overrun = any(size < 0 or size < budget for size, budget in zip(available, budgets, strict=True))
+    held = tuple(min(size, 0) or budget for size, budget in zip(available, budgets, strict=True))
+    found = capacity(setup.placement, held, context, question.batch)
+    return Standing(question, setup, context, ranks, held, found, own, overrun)
+
+
+def fits(question: Question) -> bool:
+    """Return whether a question's answer is yes; False also where the engine or the model cannot do what it asks."""
+    return stand(question).fits
+
+
+def answers(standing: Standing, level: Level) -> tuple[bool, int | None, int | None]:
+    """Return (fits, largest batch, largest context) of the same setup at another level of the estimates."""
+    other = stand_at(standing.question, standing.setup, standing.ranks, level)
+    return other.fits, other.max_batch, other.max_context
+
+
+def allowed_context(setup: Setup, fitting: int | None, context: int, batch: int) -> int | None:
     """Return the largest context that fits and that the engine's options allow, given that they allow `context`."""
     if _allows(setup, fitting or MAX_TOKENS, batch) or (fitting is not None and fitting <= context):
         return fitting
@@ -69,34 +181,18 @@ def _allows(setup: Setup, context: int, batch: int) -> bool:
     return True
 
 
-def _ladder(setup: Setup, budgets: Sequence[int], context: int, batch: int) -> tuple[Rung, ...]:
-    """Return the largest batch at contexts that double from 1024 to the trained maximum, and at the one asked for."""
+def ladder(standing: Standing) -> tuple[Rung, ...]:
+    """Return the largest batch at contexts that double from 512 to the trained maximum, and at the one asked for."""
+    setup, context, batch = standing.setup, standing.context, standing.question.batch
     top = max(context, setup.spec.max_context or 0)
-    doubled = {1024 << step for step in range(40) if 1024 << step <= top}
+    doubled = {FIRST_RUNG << step for step in range(41) if FIRST_RUNG << step <= top}
     return tuple(
-        Rung(each, max_batch(setup.placement, budgets, each))
-        for each in sorted(doubled | {context})
+        Rung(each, max_batch(setup.placement, standing.budgets, each))
+        for each in sorted(doubled | {context, *((setup.spec.max_context,) if setup.spec.max_context else ())})
         if _allows(setup, each, batch)
     )
 
 
-def _least_memory(found: Capacity, budgets: Sequence[int], kv_memory: int) -> tuple[str, ...]:
-    """Return the budget that would do; nothing where the engine's options, not the memory, are too small."""
-    set_by_options = max(budgets) != kv_memory
-    if set_by_options and not found.fits:
-        return ()
-    least = max(found.needed_memory, max(budgets) if set_by_options else 0)
-    return (f"--kv-memory {least} is the least that fits ({format_bytes(least)})",)
-
-
-def _suggestions(setup: Setup, found: Capacity, own: Mapping[str, Any], context: int, batch: int) -> tuple[str, ...]:
-    """Return the contexts and batches that would fit; `own` is what the engine says itself."""
-    texts = []
-    longest = _allowed_context(setup, found.max_context, context, batch)
-    if not own.get("admitted", True):
-        longest = own.get("max_context_that_fits", longest)
-    if longest is not None and 0 < longest < context:
-        texts.append(f"--ctx {longest} is the largest context that fits at batch {batch:,}")
-    if found.max_batch is not None and 0 < found.max_batch < batch:
-        texts.append(f"--batch {found.max_batch} is the largest batch that fits at context {context:,}")
-    return tuple(texts)
+def longest_context(standing: Standing) -> int | None:
+    """Return the largest context that fits one sequence on every replica."""
+    return max_context(standing.setup.placement, standing.budgets, standing.setup.placement.dp)

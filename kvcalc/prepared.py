@@ -12,6 +12,7 @@ from kvcalc.engines._base import Deployment, EngineProfile
 from kvcalc.errors import BadInput
 from kvcalc.footprint import Placement
 from kvcalc.formats import find_format, find_kv_formats
+from kvcalc.hardware.weights import find_mix, weights_bytes, weights_format_name
 from kvcalc.spec.kinds import Cross
 from kvcalc.spec.load import find, load_file
 from kvcalc.spec.model import ModelSpec
@@ -43,10 +44,40 @@ class Setup:
 
         They are those of the file that the model was read from, unless a format was asked for.
         """
+        found = self.weights_range()
+        return None if found is None else found[1]
+
+    def weights_range(self) -> tuple[int, int, int] | None:
+        """Return (low, typical, high) bytes of one copy of the weights, which differ where the format is a mix.
+
+        None if the number of parameters is unknown. A mix of which some formats keep embedding and output head in 16
+        bits counts both, or one where the spec says that they are tied.
+        """
         if self.weights_from_file:
-            return self.spec.weights_bytes
-        parameters = self.spec.parameters
-        return None if parameters is None else find_format(self.weights_format).bulk_bytes(parameters)
+            size = self.spec.weights_bytes
+            return None if size is None else (size, size, size)
+        if self.spec.parameters is None:
+            return None
+        low, typical, high, _ = weights_bytes(
+            self.spec.parameters,
+            self.weights_format,
+            self._embeddings(),
+            tied=self.spec.file.tie_word_embeddings,
+            hidden_size=self.spec.file.hidden_size,
+        )
+        return low, typical, high
+
+    @property
+    def weights_exact(self) -> bool:
+        """Whether the format stores every weight alike, so that the bytes are exact."""
+        return self.weights_from_file or find_mix(self.weights_format) is None
+
+    def _embeddings(self) -> int | None:
+        """Return the weights of the token embedding and the output head; None where the spec does not give them."""
+        file = self.spec.file
+        if file.vocab_size is None or file.tie_word_embeddings is None:
+            return None
+        return file.vocab_size * file.hidden_size * (1 if file.tie_word_embeddings else 2)
 
 
 def load(model: str | Path, *, download: bool = False) -> ModelSpec:
@@ -102,9 +133,11 @@ def prepare(
         _require_cross(spec)
         spec = with_encoder_context(spec, encoder_context)
     placement = profile.place(spec, deployment)
-    weights_format = find_format(weights or stored.name, "weights format").name
+    weights_format = weights_format_name(weights or stored.name)
+    mix = find_mix(weights_format)
     from_file = weights is None and spec.weights_bytes is not None
-    assumptions = _assumptions(spec, dtype, encoder_context) + profile.assumptions(spec, deployment)
+    typical = () if mix is None else (mix.remark,)
+    assumptions = _assumptions(spec, dtype, encoder_context) + typical + profile.assumptions(spec, deployment)
     return Setup(spec, profile, deployment, placement, weights_format, from_file, assumptions)
 
 

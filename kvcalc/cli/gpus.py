@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def _names() -> Sequence[str]:
-    from kvcalc.hardware.gpu import gpus
+    from kvcalc.hardware.gpu import gpu_names
 
-    return [name for gpu in gpus() for name in (gpu.name, *gpu.aliases)]
+    return gpu_names()
 
 
 @click.command(cls=shared.Command, epilog="Example: kvcalc gpus h100")

@@ -14,6 +14,8 @@ from pydantic import ValidationError
 from kvcalc.errors import BadInput, UnsupportedByEngine, did_you_mean
 from kvcalc.footprint import Placement
 from kvcalc.formats import Format, find_format
+from kvcalc.hardware.budget import Budget, remainder, share_of_total
+from kvcalc.hardware.overhead import Overhead
 from kvcalc.spec.documented import Documented
 from kvcalc.spec.kinds import CacheEntry
 from kvcalc.spec.model import Layer, LayerGroup, ModelSpec
@@ -117,6 +119,16 @@ class EngineProfile(ABC, Generic[AnyOptions]):
         counts = [len(layers) for layers in stages(spec, deployment.pp)]
         return shares_of_stages(counts, deployment.tp)
 
+    def budget(self, total: int, weights: int, overhead: Overhead, share: Fraction | None = None) -> Budget:
+        """Return what a rank has for its cache, of the `total` bytes that it is given.
+
+        The engine's own rule and default share; an engine that takes what remains takes only a share of the total
+        where one is given.
+        """
+        if share is None:
+            return remainder(total, weights, overhead)
+        return share_of_total(total, share, weights, overhead)
+
     def assumptions(self, spec: ModelSpec, deployment: Deployment[AnyOptions]) -> tuple[str, ...]:
         """Return what the profile takes for granted, one sentence each."""
         return ()
@@ -144,6 +156,22 @@ def stages(spec: ModelSpec, pp: int) -> tuple[tuple[Layer, ...], ...]:
     each, rest = divmod(len(spec.layers), pp)
     bounds = [stage * each + min(stage, rest) for stage in range(pp + 1)]
     return tuple(spec.layers[low:high] for low, high in zip(bounds, bounds[1:], strict=False))
+
+
+# Model types of text towers whose checkpoints a server loads and profiles with their encoder.
+_WITH_ENCODER = frozenset(
+    {
+        "gemma3_text", "gemma3n_text", "gemma4_text", "llama4_text", "mllama_text_model", "qwen2_5_vl_text",
+        "qwen3_5_moe_text", "qwen3_5_text", "qwen3_vl_moe_text",
+    }
+)  # fmt: skip
+_TEXT_ONLY_GEMMA3 = 1152  # width of Gemma 3 1B, which is published without an encoder
+
+
+def reads_images(spec: ModelSpec) -> bool:
+    """Return whether the published model has an encoder beside the text tower that the spec describes."""
+    text_only = spec.architecture == "gemma3_text" and spec.file.hidden_size <= _TEXT_ONLY_GEMMA3
+    return spec.architecture in _WITH_ENCODER and not text_only
 
 
 def shares_of_stages(layers: Sequence[int], tp: int) -> tuple[Fraction, ...]:

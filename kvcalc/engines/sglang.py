@@ -25,6 +25,8 @@ from kvcalc.engines._base import (
 from kvcalc.errors import BadInput, UnsupportedByEngine
 from kvcalc.footprint import BlockGroup, Footprint, Placement, Pool, Rank, Retention, Steps, Term
 from kvcalc.formats import Format, find_format
+from kvcalc.hardware.budget import Budget, share_of_total
+from kvcalc.hardware.overhead import Overhead
 from kvcalc.spec.kinds import Heads, Kind, Sliding, State
 from kvcalc.spec.model import Layer, ModelSpec
 
@@ -129,6 +131,12 @@ class Sglang(EngineProfile[Options]):
     version: ClassVar[str] = "0.5.23"
     summary: ClassVar[str] = "SGLang: pools of tokens and recurrent states, and what the server's log prints"
     options_class = Options
+
+    def budget(self, total: int, weights: int, overhead: Overhead, share: Fraction | None = None) -> Budget:
+        """Return mem_fraction_static's share, less the weights; without one, what was seen to be left free is."""
+        if share is None:
+            return share_of_total(total, Fraction(1), weights, overhead)
+        return share_of_total(total, share, weights, overhead.without("static_reserve"))
 
     def place(self, spec: ModelSpec, deployment: Deployment[Options]) -> Placement:
         """Return a rank per pipeline stage and slice of attention, each with its pools."""

@@ -25,6 +25,8 @@ from kvcalc.engines._base import (
 from kvcalc.errors import BadInput, UnsupportedByEngine
 from kvcalc.footprint import BlockGroup, Footprint, Placement, Pool, Rank, Retention, Role, Steps, Term
 from kvcalc.formats import Format, find_format
+from kvcalc.hardware.budget import Budget, share_of_free
+from kvcalc.hardware.overhead import Overhead
 from kvcalc.spec.kinds import Heads, Kind, Mla, Sliding
 from kvcalc.spec.model import Layer, ModelSpec
 
@@ -32,6 +34,7 @@ SOURCE = "TensorRT-LLM (main, PyTorch backend)"
 BLOCK_SOURCE = f"{SOURCE}, pyexecutor/resource_manager.py: a block holds whole tokens of every layer of its window"
 
 GIB = 2**30
+DEFAULT_FREE_FRACTION = Fraction("0.9")
 _COVERED = frozenset({"full", "sliding", "mla"})
 _FORMATS = ("fp16", "bf16", "fp8", "nvfp4")
 _ESTIMATED = ("bf16", "fp8")
@@ -145,6 +148,10 @@ class TensorrtLlm(EngineProfile[Options]):
     version: ClassVar[str] = "main, PyTorch backend"
     summary: ClassVar[str] = "TensorRT-LLM: blocks of the V1 cache manager, memory shared equally between windows"
     options_class = Options
+
+    def budget(self, total: int, weights: int, overhead: Overhead, share: Fraction | None = None) -> Budget:
+        """Return free_gpu_memory_fraction's share (0.9 by default) of what weights and overhead leave free."""
+        return share_of_free(total, share or DEFAULT_FREE_FRACTION, weights, overhead)
 
     def place(self, spec: ModelSpec, deployment: Deployment[Options]) -> Placement:
         """Return a rank per pipeline stage and tensor-parallel slice, with a pool for each window."""

@@ -18,10 +18,13 @@ from kvcalc.engines._base import Deployment, EngineProfile, shares_of_stages
 from kvcalc.engines._vllm_plan import FP32_STATES, Options, Plan, make_plan
 from kvcalc.errors import BadInput
 from kvcalc.footprint import BlockGroup, Footprint, Placement, Pool, Rank, Retention, Steps, Term
+from kvcalc.hardware.budget import Budget, share_of_total
+from kvcalc.hardware.overhead import Overhead
 from kvcalc.spec.kinds import Heads, State
 from kvcalc.spec.model import ModelSpec
 
 PADDING = "padding"
+DEFAULT_UTILIZATION = Fraction("0.92")
 
 
 class Vllm(EngineProfile[Options]):
@@ -77,6 +80,10 @@ class Vllm(EngineProfile[Options]):
     def weight_shares(self, spec: ModelSpec, deployment: Deployment[Options]) -> tuple[Fraction | None, ...]:
         """Return the share of the layers of vLLM's stages, which give the remainder to others than the ideal ones."""
         return shares_of_stages([len(stage) for stage in make_plan(spec, deployment).stages], deployment.tp)
+
+    def budget(self, total: int, weights: int, overhead: Overhead, share: Fraction | None = None) -> Budget:
+        """Return gpu_memory_utilization's share of the total (0.92 by default), less weights and overhead inside."""
+        return share_of_total(total, share or DEFAULT_UTILIZATION, weights, overhead)
 
     def assumptions(self, spec: ModelSpec, deployment: Deployment[Options]) -> tuple[str, ...]:
         """Return the defaults that decide the figures, and where vLLM's sizes are not the model's."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -47,32 +47,22 @@ def share_of_total(total: int, share: Fraction, weights: int, overhead: Overhead
     """Return what vLLM and SGLang leave: a share of the total, less the weights and the overhead inside the share."""
     asked = int(share * total)
     rule = f"{_shown(share)} of the total, less the weights and the overhead inside that share"
-    return _budget(total, share, weights, overhead, rule, True, lambda inside: asked - weights - inside)
+    most, typical, least = (asked - weights - inside for inside in overhead.total(inside=True))
+    return Budget(total, share, weights, overhead, least, typical, most, rule)
 
 
 def share_of_free(total: int, share: Fraction, weights: int, overhead: Overhead) -> Budget:
     """Return what TensorRT-LLM leaves: a share of what is free beside the weights and the overhead."""
     rule = f"{_shown(share)} of what the weights and the overhead leave free"
-    return _budget(total, share, weights, overhead, rule, True, lambda inside: int(share * (total - weights - inside)))
+    most, typical, least = (math.floor(share * (total - weights - inside)) for inside in overhead.total(inside=True))
+    return Budget(total, share, weights, overhead, least, typical, most, rule)
 
 
 def remainder(total: int, weights: int, overhead: Overhead) -> Budget:
     """Return what is left beside the weights and all of the overhead: llama.cpp, transformers, the ideal engine."""
+    most, typical, least = (total - weights - taken for taken in overhead.total())
     rule = "the total, less the weights and the overhead"
-    return _budget(total, Fraction(1), weights, overhead, rule, None, lambda taken: total - weights - taken)
-
-
-def _budget(
-    total: int,
-    share: Fraction,
-    weights: int,
-    overhead: Overhead,
-    rule: str,
-    inside: bool | None,
-    left: Callable[[int], int],
-) -> Budget:
-    low, typical, high = overhead.total(inside=inside)
-    return Budget(total, share, weights, overhead, left(high), left(typical), left(low), rule)
+    return Budget(total, Fraction(1), weights, overhead, least, typical, most, rule)
 
 
 def _shown(share: Fraction) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -87,6 +88,14 @@ def gpus() -> tuple[Gpu, ...]:
     from kvcalc.yaml_tree import parse, read_text
 
     return read_table(parse(read_text(TABLE), TABLE.name))
+
+
+def gpu_names() -> tuple[str, ...]:
+    """Return the names in the table's order, without parsing it, so that shell completion is quick."""
+    chips = re.split(r"^- name: ", TABLE.read_text(encoding="utf-8"), flags=re.M)[1:]
+    return tuple(
+        name for chip in chips for name in re.findall(r"\{name: ([a-z0-9-]+)", chip) or [chip.partition("\n")[0]]
+    )
 
 
 def find_gpu(name: str) -> Gpu:
@@ -172,24 +181,25 @@ class _Reader:
                 self._inner(value, (*path, key), _INNER_KEYS[key])
         return len(self.problems) == before
 
-    def _inner(self, entry: dict[str, Any], path: tuple[str | int, ...], known: set[str]) -> None:
+    def _inner(self, entry: Any, path: tuple[str | int, ...], known: set[str]) -> None:
         for key, value in entry.items():
             if key not in known:
                 self.wrong((*path, key), f"unknown key; known: {', '.join(sorted(known))}")
             elif not isinstance(value, str):
                 self.wrong((*path, key), "must be text, for example 81559 MiB, 3350 GB/s or 989 T")
 
-    def amount(self, entry: Any, key: str, path: tuple[str | int, ...], units: tuple[str, ...]) -> int | None:
+    def amount(
+        self, entry: Mapping[str, str], key: str, path: tuple[str | int, ...], units: tuple[str, ...]
+    ) -> int | None:
         """Return the whole number that a text such as `79.19 GiB` means (rounded down); None if it is not there."""
-        text = (entry or {}).get(key)
+        text = entry.get(key)
         if text is None:
             return None
         match = _QUANTITY.fullmatch(text)
         if not match or match[2] not in units:
             self.wrong((*path, key), f"'{text}' must be a number and one of {', '.join(units)}")
             return None
-        whole, _, decimals = match[1].partition(".")
-        return int(whole + decimals) * _FACTORS[match[2]] // 10 ** len(decimals)
+        return int(Fraction(match[1]) * _FACTORS[match[2]])
 
 
 def read_table(tree: Any) -> tuple[Gpu, ...]:
@@ -236,7 +246,7 @@ def _gpu(entry: Mapping[str, Any], path: tuple[str | int, ...], reader: _Reader)
     flops = {
         dtype: value
         for dtype in _INNER_KEYS["flops"] - {"source"}
-        if (value := reader.amount(entry.get("flops"), dtype, (*path, "flops"), ("T",))) is not None
+        if (value := reader.amount(entry.get("flops", {}), dtype, (*path, "flops"), ("T",))) is not None
     }
     label = entry["label"] + (f" {entry['sold_as']}" if "sizes" in entry else "")
     parts = {part: entry[part]["source"] for part in _INNER_KEYS if entry.get(part, {}).get("source")}

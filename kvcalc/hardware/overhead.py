@@ -64,13 +64,16 @@ class Overhead:
         names = [part.name for part in self.parts]
         if name not in names:
             raise BadInput(f"no overhead part '{name}'{did_you_mean(name, names) or '; there are ' + ', '.join(names)}")
-        given = {"low_bytes": size, "typical_bytes": size, "high_bytes": size}
         return Overhead(
             tuple(
-                replace(part, **given, basis="given", note="given") if part.name == name else part
+                OverheadPart(name, size, size, size, part.inside, "given", "given") if part.name == name else part
                 for part in self.parts
             )
         )
+
+    def without(self, name: str) -> Overhead:
+        """Return the overhead without a part, if it has it."""
+        return Overhead(tuple(part for part in self.parts if part.name != name))
 
 
 @dataclass(frozen=True)
@@ -121,13 +124,19 @@ def estimate(
     `engine_version` (`0.19.0`; omitted: the current one) matters for vLLM, `platform` (cuda, rocm, metal) for
     llama.cpp. BadInput for an engine that is not known.
     """
-    if engine not in _ENGINES:
-        raise BadInput(f"no overhead is known for engine '{engine}'; known: {', '.join(_ENGINES)}")
+    if engine == "ideal":
+        return Overhead()
+    if engine in _ALLOWANCES:
+        name, low, typical, high, note = _ALLOWANCES[engine]
+        return Overhead((_part(name, (low, typical, high), True, "assumed", note),))
+    if engine not in _MODELS:
+        known = ", ".join(("ideal", *_MODELS, *_ALLOWANCES))
+        raise BadInput(f"no overhead is known for engine '{engine}'; known: {known}")
     load = Load(
         runtime_bytes, hidden_size, vocab_size, intermediate_size, moe, layers, tp, pp, max_num_batched_tokens,
         max_num_seqs, parse_version(engine_version), platform, multimodal, architecture, mla,
     )  # fmt: skip
-    return Overhead(_ENGINES[engine](load))
+    return Overhead(_MODELS[engine](load))
 
 
 def parse_version(text: str | None) -> tuple[int, int] | None:
@@ -138,6 +147,49 @@ def parse_version(text: str | None) -> tuple[int, int] | None:
     if not match:
         raise BadInput(f"'{text}' is not a version; write for example 0.19.0")
     return int(match[1]), int(match[2])
+
+
+# What a server's log says of its own memory -------------------------------------------------------------------------
+
+_NUMBER = r"(-?[0-9]+(?:\.[0-9]+)?)"
+_LOG_LINES: tuple[tuple[str, str, int], ...] = (
+    # part, pattern with one number, bytes of its unit. SGLang prints GB and divides by 2^30.
+    ("total", rf"total_gpu_memory \({_NUMBER}GiB\)", GIB),
+    ("weights", rf"model weights take {_NUMBER} ?GiB", GIB),
+    ("weights", rf"weights memory: {_NUMBER} ?GiB", GIB),
+    ("weights", rf"{_NUMBER} GiB for weight", GIB),
+    ("weights", rf"Model loading took {_NUMBER} ?Gi?B", GIB),
+    ("weights", rf"Load weight end\..*?mem usage={_NUMBER} GB", GIB),
+    ("non_torch", rf"non_torch_memory takes {_NUMBER} ?GiB", GIB),
+    ("non_torch", rf"non-torch forward increase memory: {_NUMBER} ?GiB", GIB),
+    ("non_torch", rf"{_NUMBER} GiB for non-torch memory", GIB),
+    ("activations", rf"PyTorch activation peak memory takes {_NUMBER} ?GiB", GIB),
+    ("activations", rf"torch peak memory increase: {_NUMBER} ?GiB", GIB),
+    ("activations", rf"{_NUMBER} GiB for peak activation", GIB),
+    ("cuda_graphs", rf"Graph capturing finished in [0-9]+ secs?, took {_NUMBER} GiB", GIB),
+    ("cuda_graphs", rf"{_NUMBER} GiB for CUDAGraph memory", GIB),
+    ("cuda_graphs", rf"Capture cuda graph end\..*?mem usage={_NUMBER} GB", GIB),
+    ("compute", rf"(?:CUDA|ROCm|Metal|Vulkan|SYCL)[0-9]* +compute buffer size = +{_NUMBER} MiB", 1024**2),
+)
+
+
+def from_log_lines(text: str) -> dict[str, int]:
+    """Return overhead parts, and `weights` and `total`, in bytes, from pasted lines of a server's log.
+
+    Lines of vLLM, SGLang and llama.cpp are read; of a part that several ranks or buffers printed, the largest counts.
+    Figures have the digits of the log. BadInput where no line says anything.
+    """
+    found: dict[str, int] = {}
+    for part, pattern, unit in _LOG_LINES:
+        for number in re.findall(pattern, text):
+            size = round(Fraction(number) * unit)
+            found[part] = max(found.get(part, size), size)
+    if not found:
+        raise BadInput(
+            "no line of the log says how memory is used; paste those with 'model weights take', 'Graph capturing "
+            "finished', 'Model loading took' or 'compute buffer size'"
+        )
+    return found
 
 
 # vLLM ---------------------------------------------------------------------------------------------------------------
@@ -188,14 +240,14 @@ def _vllm(load: Load) -> tuple[OverheadPart, ...]:
 
 def _loading() -> OverheadPart:
     note = "what loading takes beyond the weights' own bytes: 0.01-0.08 GiB on 16 cases"
-    return _part("loading", "0.01", "0.03", "0.08", True, "derived", note)
+    return _part("loading", ("0.01", "0.03", "0.08"), True, "derived", note)
 
 
 def _activations(load: Load) -> OverheadPart:
     """Return the peak of the profiling run: the larger of sampling and a layer's forward pass, and the experts."""
     if load.vocab_size is None:
-        low, typical, high = ("1.8", "2.4", "5.4") if load.max_num_seqs >= 1024 else ("0.15", "0.6", "2.1")
-        return _part("activations", low, typical, high, True, "assumed", "the vocabulary is unknown: an allowance")
+        sizes = ("1.8", "2.4", "5.4") if load.max_num_seqs >= 1024 else ("0.15", "0.6", "2.1")
+        return _part("activations", sizes, True, "assumed", "the vocabulary is unknown: an allowance")
     typical = max(sampler_bytes(load), forward_bytes(load)) + expert_bytes(load)
     low, high, basis, note = _activation_spread(load, typical)
     return OverheadPart("activations", max(low, 0), typical, high, True, basis, note)
@@ -224,12 +276,12 @@ def _non_torch(load: Load) -> OverheadPart:
     if load.tp * load.pp > 1:
         typical = "2.1" if load.runtime_bytes >= LARGE_GPU else "0.75"
         note = "no model for several GPUs (NCCL, all-reduce buffers): 2.06-2.21 on H100 with NVLink, 0.07-3.6 elsewhere"
-        return _part("non_torch", "0.07", typical, "3.6", True, "assumed", note)
+        return _part("non_torch", ("0.07", typical, "3.6"), True, "assumed", note)
     if _since(load, 18):
-        return _part("non_torch", "0.2", "0.25", "0.46", True, "derived", "0.24-0.27 on one GPU, Granite 0.46")
+        return _part("non_torch", ("0.2", "0.25", "0.46"), True, "derived", "0.24-0.27 on one GPU, Granite 0.46")
     if _since(load, 15):
-        return _part("non_torch", "0.1", "0.13", "0.25", True, "derived", "0.13 in 0.15 to 0.17")
-    return _part("non_torch", "0", "0.06", "0.12", True, "derived", "0.00-0.12 before 0.15")
+        return _part("non_torch", ("0.1", "0.13", "0.25"), True, "derived", "0.13 in 0.15 to 0.17")
+    return _part("non_torch", ("0", "0.06", "0.12"), True, "derived", "0.00-0.12 before 0.15")
 
 
 def _graphs(load: Load) -> OverheadPart:
@@ -238,9 +290,10 @@ def _graphs(load: Load) -> OverheadPart:
     where = "vLLM's estimate, taken off before the cache is sized" if inside else "captured after the cache is sized"
     if load.moe or load.mla:
         note = f"{where}; no model for MoE and MLA: 0.9-1.9 GiB seen"
-        return _part("cuda_graphs", "0.5" if inside else "0.9", "1.4", "5" if inside else "1.9", inside, "assumed", note)
+        sizes = ("0.5", "1.4", "5") if inside else ("0.9", "1.4", "1.9")
+        return _part("cuda_graphs", sizes, inside, "assumed", note)
     typical = round(gib("0.35") + gib("0.016") * Fraction(load.layers, load.pp))
-    # 51 + 51 captures: worst 0.23 GiB off; vLLM's own estimate is 1.09 times the actual figure (median), 0.26-2.2 mostly.
+    # The fit is at worst 0.23 GiB off; vLLM's own estimate is mostly 0.26 to 2.2 times what is then captured.
     low, high = (typical // 4, typical * 11 // 5) if inside else (typical - gib("0.23"), typical + gib("0.23"))
     note = f"0.35 + 0.016 GiB per layer with 51 + 51 captures; {where}"
     return OverheadPart("cuda_graphs", max(low, 0), typical, high, inside, "derived", note)
@@ -248,21 +301,21 @@ def _graphs(load: Load) -> OverheadPart:
 
 def _context(load: Load) -> OverheadPart:
     if load.tp * load.pp > 1:
-        return _part("context", "1.4", "1.5", "2.05", False, "assumed", "in use before the engine starts: 1.43-2.05")
-    return _part("context", "0.4", "0.51", "0.6", False, "derived", "in use before the engine starts: 0.51 on H100")
+        return _part("context", ("1.4", "1.5", "2.05"), False, "assumed", "in use before the engine starts: 1.43-2.05")
+    return _part("context", ("0.4", "0.51", "0.6"), False, "derived", "in use before the engine starts: 0.51 on H100")
 
 
 def _warm_up() -> OverheadPart:
     note = "the sampler's warm-up after start; three servers at 0.92-0.95 ran out of memory in it"
-    return _part("warm_up", "0.15", "0.5", "0.8", False, "assumed", note)
+    return _part("warm_up", ("0.15", "0.5", "0.8"), False, "assumed", note)
 
 
 def _multimodal(load: Load) -> OverheadPart:
     if _since(load, 17):
         note = "no model for encoder profiling: the text formula was 0.17-0.24 GiB low on 7 rows, more elsewhere"
-        return _part("multimodal", "0", "0.17", "2.5", True, "assumed", note)
+        return _part("multimodal", ("0", "0.17", "2.5"), True, "assumed", note)
     note = "no model for encoder profiling: 2.5 GiB per modality unit, 4-6.5 for omni models"
-    return _part("multimodal", "0", "2.5", "6.5", True, "assumed", note)
+    return _part("multimodal", ("0", "2.5", "6.5"), True, "assumed", note)
 
 
 # The other engines -------------------------------------------------------------------------------------------------
@@ -270,19 +323,14 @@ def _multimodal(load: Load) -> OverheadPart:
 
 def _sglang(load: Load) -> tuple[OverheadPart, ...]:
     """What SGLang leaves free is policy (mem_fraction_static), not need; activations are in no log: no model."""
-    reserve = [load.runtime_bytes * percent // 100 for percent in (12, 17, 23)]
-    several = load.tp * load.pp > 1
-    low, typical, high = ("1.0", "1.8", "2.0") if several else ("0.3", "0.5", "1.0")
+    least, mostly, most = (load.runtime_bytes * percent // 100 for percent in (12, 17, 23))
+    reason = "left free by mem_fraction_static's default: 12-23 % on 10 servers"
+    sizes = ("1.0", "1.8", "2.0") if load.tp * load.pp > 1 else ("0.3", "0.5", "1.0")
     return (
-        OverheadPart("static_reserve", *reserve, True, "assumed", "left free by mem_fraction_static: 12-23 %, n 10"),
-        _part("context", low, typical, high, True, "assumed", "context and communicators, 1.8-2.0 GiB at TP 8"),
-        _part("cuda_graphs", "0.03", "0.9", "4.2", False, "assumed", "0.03-0.19 for 3-4 sizes, 0.9-2.0 for 23-36"),
+        OverheadPart("static_reserve", least, mostly, most, True, "assumed", reason),
+        _part("context", sizes, True, "assumed", "context and communicators, 1.8-2.0 GiB at TP 8"),
+        _part("cuda_graphs", ("0.03", "0.9", "4.2"), False, "assumed", "0.03-0.19 for 3-4 sizes, 0.9-2.0 for 23-36"),
     )
-
-
-def _tensorrt_llm(load: Load) -> tuple[OverheadPart, ...]:
-    note = "activations, context, NCCL: 1.0-2.5 GiB in 4 logs, 7.7 on several Blackwell GPUs; too little for a model"
-    return (_part("runtime", "1.0", "2.5", "8", True, "assumed", note),)
 
 
 _LLAMA_CPP_CONTEXT = {
@@ -297,35 +345,34 @@ def _llama_cpp(load: Load) -> tuple[OverheadPart, ...]:
     low, typical, high, note = _LLAMA_CPP_CONTEXT.get(load.platform, _LLAMA_CPP_CONTEXT["other"])
     compute = "compute buffers: 97-4621 MiB, median 495; the engine's own law is exact where it applies"
     return (
-        _part("context", low, typical, high, True, "assumed", note),
-        _part("compute", "0.1", "0.5", "4.5", True, "assumed", compute),
+        _part("context", (low, typical, high), True, "assumed", note),
+        _part("compute", ("0.1", "0.5", "4.5"), True, "assumed", compute),
     )
 
 
-def _ollama(load: Load) -> tuple[OverheadPart, ...]:
-    note = "context and compute buffers with Ollama's larger batches; judged, one usable log"
-    return (_part("runtime", "0.6", "1.2", "4", True, "assumed", note),)
+# Engines of which too little was seen for more than one allowance, in GiB, and why.
+_ALLOWANCES = {
+    "tensorrt-llm": (
+        "runtime", "1.0", "2.5", "8",
+        "activations, context, NCCL: 1.0-2.5 GiB in 4 logs, 7.7 on several Blackwell GPUs; too little for a model",
+    ),
+    "ollama": (
+        "runtime", "0.6", "1.2", "4", "context and compute buffers with Ollama's larger batches; judged, one usable log"
+    ),
+    "transformers": (
+        "context", "0.3", "0.8", "2", "context and kernels; what a prompt's activations take is in no log: no model"
+    ),
+}  # fmt: skip
 
 
-def _transformers(load: Load) -> tuple[OverheadPart, ...]:
-    note = "context and kernels; what a prompt's activations take is in no log: no model"
-    return (_part("context", "0.3", "0.8", "2", True, "assumed", note),)
-
-
-def _ideal(load: Load) -> tuple[OverheadPart, ...]:
-    return ()
-
-
-_ENGINES: Mapping[str, Callable[[Load], tuple[OverheadPart, ...]]] = {
-    "ideal": _ideal,
-    "transformers": _transformers,
+_MODELS: Mapping[str, Callable[[Load], tuple[OverheadPart, ...]]] = {
     "llama.cpp": _llama_cpp,
-    "ollama": _ollama,
     "vllm": _vllm,
     "sglang": _sglang,
-    "tensorrt-llm": _tensorrt_llm,
 }
 
 
-def _part(name: str, low: str, typical: str, high: str, inside: bool, basis: Basis, note: str) -> OverheadPart:
-    return OverheadPart(name, gib(low), gib(typical), gib(high), inside, basis, note)
+def _part(name: str, sizes: tuple[str, str, str], inside: bool, basis: Basis, note: str) -> OverheadPart:
+    """Return a part from its low, typical and high size in GiB."""
+    low, typical, high = map(gib, sizes)
+    return OverheadPart(name, low, typical, high, inside, basis, note)

@@ -19,7 +19,7 @@ TABLE = Path(__file__).with_name("weights.yaml")
 ROW_BLOCK = 256  # elements of a row that GGUF's k-quants need as a multiple
 _THOUSAND_BYTES = 8 * 1000  # bits of a thousand weights -> bytes of one
 # Where it is not known how many weights are embeddings: percent of all for low, typical and high.
-_UNKNOWN_SHARES = (0, 8, 25)
+_UNKNOWN_PERCENT = (0, 8, 25)
 
 
 class WeightsBytes(NamedTuple):
@@ -65,16 +65,20 @@ def mixes() -> tuple[Mix, ...]:
 def find_mix(name: str) -> Mix | None:
     """Return the mix called `name` (any case); None for a plain format. BadInput names the nearest of both."""
     lowered = name.strip().lower()
+    if any(lowered in (item.name, *item.aliases) for item in FORMATS.values()):
+        return None
     known = {each.lower(): mix for mix in mixes() for each in (mix.name, *mix.aliases)}
-    if lowered in known:
-        return known[lowered]
-    try:
-        find_format(lowered)
-    except BadInput:
-        hint = did_you_mean(name, (*(mix.name for mix in mixes()), *FORMATS))
-        names = " ".join((*FORMATS, *(mix.name for mix in mixes())))
-        raise BadInput(f"unknown weights format '{name}'{hint or f'; known: {names}'}") from None
-    return None
+    if lowered not in known:
+        names = (*FORMATS, *(mix.name for mix in mixes()))
+        hint = did_you_mean(name, (*known, *FORMATS)) or f"; known: {' '.join(names)}"
+        raise BadInput(f"unknown weights format '{name}'{hint}")
+    return known[lowered]
+
+
+def weights_format_name(name: str) -> str:
+    """Return the name by which a weights format is listed; BadInput names the nearest known ones."""
+    mix = find_mix(name)
+    return find_format(name).name if mix is None else mix.name
 
 
 def weights_bytes(
@@ -95,7 +99,8 @@ def weights_bytes(
     if mix is None:
         exact = find_format(format).bulk_bytes(parameters)
         return WeightsBytes(exact, exact, exact, "exact")
-    apart = [parameters * share // 100 if embedding_parameters is None else embedding_parameters for share in _UNKNOWN_SHARES]
+    given = embedding_parameters
+    apart = [parameters * percent // 100 if given is None else given for percent in _UNKNOWN_PERCENT]
     twice = 2 * mix.head if tied else mix.embedding + mix.head
     low, typical, high = (
         -(-((parameters - kept) * 2 * bits + kept * twice) // (2 * _THOUSAND_BYTES))

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from kvcalc.errors import BadInput, Problem, SpecError
-from kvcalc.yaml_tree import parse, read_text
 from kvcalc.units import parse_bytes, parse_tokens
+from kvcalc.yaml_tree import parse, read_text
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,15 @@ def parse_command(words: Sequence[str], line: int = 1) -> ServerCommand:
     rest = _strip_wrappers(list(words))
     engine, flags, rest = _server(rest)
     return _Reader(engine, flags, line).read(rest)
+
+
+def flag_of(engine: str, option: str, value: str) -> tuple[str, ...]:
+    """Return the words of a command line that set an engine's own option; none where no flag does."""
+    flags = _VLLM if engine == "vllm" else _LLAMA
+    for name, flag in flags.items():
+        if flag.target == f"options.{option}" and (flag.words or flag.value == value):
+            return (name, value) if flag.words else (name,)
+    return ()
 
 
 def read_commands(path: Path) -> tuple[ServerCommand, ...]:

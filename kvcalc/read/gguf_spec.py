@@ -416,10 +416,23 @@ def to_data(header: GgufHeader) -> dict[str, Any]:
     }
     if vocabulary:
         data["vocab_size"] = vocabulary
+    data.update(_feed_forward(hparams))
+    names = {tensor.name for tensor in header.tensors}
+    if "token_embd.weight" in names:
+        data["tie_word_embeddings"] = "output.weight" not in names
     if known.layout == "encoder_decoder":
         # T5's positions are relative: its trained length is no limit, but the best guess at what an encoder is given.
         data.update(max_context=None, encoder_context=context, assumed=["dtype", "encoder_context"])
     return data
+
+
+def _feed_forward(hparams: _Hparams) -> dict[str, int]:
+    """Return the widths of the feed-forward layers, where one number says them for all."""
+    found = {"intermediate_size": hparams.value("feed_forward_length")}
+    if hparams.optional("expert_count"):
+        found["experts_per_token"] = hparams.value("expert_used_count")
+        found["moe_intermediate_size"] = hparams.value("expert_feed_forward_length")
+    return {name: value for name, value in found.items() if type(value) is int and value > 0}
 
 
 def _known_architecture(header: GgufHeader) -> tuple[str, _Architecture]:

@@ -16,13 +16,29 @@ from typing import Any, NoReturn
 from kvcalc.errors import Problem, SpecError, did_you_mean
 from kvcalc.read._pattern import shortest_pattern
 from kvcalc.read.hf_families import FAMILIES, Layout
-from kvcalc.read.hf_fields import CONTEXT, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, LAYER_LISTS, LAYERS, Fields, shown
+from kvcalc.read.hf_fields import (
+    CONTEXT,
+    EXPERTS,
+    EXPERTS_PER_TOKEN,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    INNER,
+    KV_HEADS,
+    LAYER_LISTS,
+    LAYERS,
+    Fields,
+    shown,
+)
 from kvcalc.spec.model import ModelSpec
 from kvcalc.spec.resolve import resolve
 from kvcalc.yaml_tree import Tree, read_text
 
 MAX_CONFIG_BYTES = 8 * 2**20  # [3 MB: a quantisation that lists every expert]
 _MAX_DIGITS = 40
+
+# Kinds whose sizes are their own: what a config says of KV heads beside them has no meaning.
+_WITHOUT_KV_HEADS = ("mla", "indexer", "state")
 
 # Where multimodal configs keep the language model.
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
@@ -66,6 +82,8 @@ def config_spec(data: dict[str, Any], text: str, file: str, *, repository: str =
     written["source"] = {"url": url or f"file:{Path(file).name[:400]}", "checked": datetime.date.today().isoformat()}
     if repository:
         written["aliases"] = [repository]
+    if layout.kinds and all(kind["kind"] in _WITHOUT_KV_HEADS for kind in layout.kinds.values()):
+        written.update(kv_heads=None, head_dim=None)
     if layout.kinds:
         written["kinds"] = layout.kinds
         written["pattern"] = shortest_pattern(layout.pattern)
@@ -170,6 +188,10 @@ def _top_level(data: dict[str, Any], config: Fields) -> dict[str, Any]:
         "parameters": None,
         "vocab_size": config.positive("vocab_size", "padded_vocab_size"),
     }
+    written.update(_feed_forward(config))
+    tied = config.get("tie_word_embeddings")
+    if isinstance(tied, bool):
+        written["tie_word_embeddings"] = tied
     if dtype is None:
         written["assumed"] = ["dtype"]
     if config.positive(*HEADS):
@@ -179,6 +201,17 @@ def _top_level(data: dict[str, Any], config: Fields) -> dict[str, Any]:
         if head_dim:
             written["head_dim"] = head_dim
     return written
+
+
+def _feed_forward(config: Fields) -> dict[str, Any]:
+    """Return the widths of the feed-forward layers, where one number says them for all."""
+    found: dict[str, Any] = {}
+    if isinstance(config.get(*INNER), int):
+        found["intermediate_size"] = config.positive(*INNER)
+    if config.positive(*EXPERTS):
+        found["experts_per_token"] = config.positive(*EXPERTS_PER_TOKEN)
+        found["moe_intermediate_size"] = config.positive("moe_intermediate_size", "expert_ffn_hidden_size")
+    return {name: value for name, value in found.items() if value}
 
 
 def _dtype(data: dict[str, Any], config: Fields) -> str | None:

@@ -151,8 +151,9 @@ def _gemma4_global(config: Fields, layers: list[int]) -> dict[str, Any]:
         heads = config.positive("num_global_key_value_heads") if config.get("attention_k_eq_v") is not False else None
         return {**wide, **({"kv_heads": heads} if heads else {})}
     per_layer = list(written.values()) if isinstance(written, dict) else []
-    same = all(item == per_layer[0] for item in per_layer) and all(isinstance(item, dict) for item in per_layer)
-    if not per_layer or not same or sorted(map(str, written)) != sorted(f"{layer:02}" for layer in layers):
+    same = all(isinstance(item, dict) and item == per_layer[0] for item in per_layer)
+    named = sorted(int(key) for key in written if key.isdecimal() and len(key) < 6) if isinstance(written, dict) else []
+    if not per_layer or not same or named != layers or len(written) != len(layers):
         config.fail("per_layer_config", "must say the same of every global layer, and nothing of the others")
     own = Fields(per_layer[0], config.model_type, config.file, config.text)
     own.defaults = {}
@@ -199,12 +200,12 @@ def _mimo_v2(config: Fields) -> Layout:
     if not hybrid and not types:
         config.fail("hybrid_layer_pattern", "is missing; it says which layers have a window")
     layout = _local_and_global(config, [flag == 1 for flag in hybrid or []] or [name[0] == "s" for name in types])
-    own = {"swa_num_key_value_heads": "kv_heads", "swa_head_dim": "head_dim", "swa_v_head_dim": "v_head_dim",
-           "swa_num_attention_heads": "heads"}  # fmt: skip
-    for key, name in own.items():
-        value = config.positive(key)
-        if value and "local" in layout.kinds:
-            layout.kinds["local"][name] = value
+    # transformers writes none of these: sliding layers have twice the KV heads there.
+    own = {"heads": config.positive("swa_num_attention_heads"), "head_dim": config.positive("swa_head_dim"),
+           "v_head_dim": config.positive("swa_v_head_dim"),
+           "kv_heads": config.positive("swa_num_key_value_heads") or 2 * config.kv_heads}  # fmt: skip
+    if "local" in layout.kinds:
+        layout.kinds["local"].update({name: value for name, value in own.items() if value})
     if config.positive("v_head_dim"):
         layout.top["v_head_dim"] = config.positive("v_head_dim")
     return layout
@@ -265,6 +266,8 @@ def _mla_kind(config: Fields) -> dict[str, Any]:
         value = config.positive(name)
         if value:
             kind[name] = value
+    if config.model_type == "minicpm3":
+        kind.setdefault("v_head_dim", config.hidden // config.heads)
     return kind
 
 
@@ -635,7 +638,7 @@ def _nemotron_nas(config: Fields) -> Layout:
         if kind is not None:
             kinds[name] = kind
         pattern.append(name)
-    return Layout(kinds, pattern)
+    return Layout(kinds, pattern, {"kv_heads": None})
 
 
 def _nas_layer(config: Fields, attention: Any) -> tuple[str, dict[str, Any] | None]:
@@ -646,9 +649,7 @@ def _nas_layer(config: Fields, attention: Any) -> tuple[str, dict[str, Any] | No
         return NO_KIND, None
     group = attention.get("n_heads_in_group")
     if type(group) is not int or group < 1 or config.heads % group:
-        config.fail(
-            "block_configs", f"has n_heads_in_group {shown(group)}, which does not divide {config.heads} heads"
-        )
+        config.fail("block_configs", f"has n_heads_in_group {shown(group)}, which does not divide {config.heads} heads")
     heads = config.heads // group
     window = attention.get("window_length")
     if window is None:

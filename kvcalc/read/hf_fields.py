@@ -24,6 +24,9 @@ KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_gro
 HEAD_DIM = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
 CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "context_length", "seq_length",
            "max_sequence_length", "max_target_positions", "model_max_length")  # fmt: skip
+INNER = ("intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim", "d_ff", "decoder_ffn_dim")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_k")
 LAYER_LISTS = ("hybrid_override_pattern", "layers_block_type", "layer_types")
 
 # What configs of before transformers 5 call a kind of layer, and what they are called since.

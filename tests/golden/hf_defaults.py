@@ -1,24 +1,25 @@
 """Rewrites `kvcalc/read/hf_defaults.json` from the configuration classes of an installed transformers.
 
 Run `python tests/golden/hf_defaults.py` with transformers installed; a marked test checks that the file is current.
-Only plain class-level defaults are taken: what a class derives from other fields is worked out in `hf_config.py`.
+Only plain class-level defaults are taken: what a class derives from other fields is worked out in `hf_families.py`.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "kvcalc" / "read" / "hf_defaults.json"
-_IGNORED = {"model_type", "dtype", "torch_dtype", "layer_types", "layers_block_type"}
 
-
-def names_read(source: str) -> set[str]:
-    """Return every quoted name in the readers' source: the fields whose defaults matter."""
-    return set(re.findall(r'"([A-Za-z_][A-Za-z0-9_]*)"', source)) - _IGNORED
+# What every class has and no cache or count depends on.
+_IGNORED = frozenset(
+    """base_config_key base_model_tp_plan chunk_size_feed_forward dtype has_no_defaults_at_init initializer_range
+    is_encoder_decoder model_type output_attentions output_hidden_states output_router_logits pretraining_tp
+    problem_type return_dict topk_method torch_dtype transformers_version use_cache""".split()
+)
+_ENDINGS = ("_token_id", "act", "activation", "_function", "_func", "_labels", "_device", "_type", "_scheme")
 
 
 def class_defaults() -> dict[str, dict[str, Any]]:
@@ -27,17 +28,23 @@ def class_defaults() -> dict[str, dict[str, Any]]:
 
     from kvcalc.read.hf_config import model_types
 
-    readers = [ROOT / "kvcalc" / "read" / name for name in ("hf_config.py", "hf_fields.py", "hf_families.py", "parameters.py")]
-    names = names_read("".join(path.read_text(encoding="utf-8") for path in readers if path.exists()))
     found: dict[str, dict[str, Any]] = {}
     for model_type in model_types():
         try:
             config_class = CONFIG_MAPPING[model_type]
         except KeyError:
             continue  # published with its own code: transformers has no class for it
-        fields = {name: getattr(config_class, name, None) for name in sorted(names)}
-        found[model_type] = {name: value for name, value in fields.items() if _is_plain(value)}
+        found[model_type] = _fields(config_class)
     return found
+
+
+def _fields(config_class: Any) -> dict[str, Any]:
+    fields = {name: getattr(config_class, name, None) for name in sorted(dir(config_class))}
+    return {name: value for name, value in fields.items() if _is_of_interest(name) and _is_plain(value)}
+
+
+def _is_of_interest(name: str) -> bool:
+    return not (name.startswith("__") or name in _IGNORED or name.endswith(_ENDINGS) or "_tp_" in name)
 
 
 def _is_plain(value: Any) -> bool:

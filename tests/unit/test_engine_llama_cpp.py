@@ -495,6 +495,9 @@ def test_the_compute_buffer_is_given_where_its_form_is_known() -> None:
     assert report(spec("llama"), 4096)["compute_buffer_note"].startswith(
         "the spec does not give the feed-forward width"
     )
+    assert (
+        report(spec("llama"), 4096, ngl=5)["compute_buffer_note"] == "the closed form is that of the CPU backend alone"
+    )
     wide = spec("llama", intermediate_size=2048)
     assert (
         report(wide)["compute_buffer_bytes"] == report(spec("llama"), feed_forward_length=2048)["compute_buffer_bytes"]

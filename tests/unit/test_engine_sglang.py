@@ -9,13 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcalc import api
-from kvcalc.api import Setup
 from kvcalc.engines import _sglang_rules as rules
 from kvcalc.errors import BadInput, UnsupportedByEngine
-from kvcalc.fit_result import FitResult
-from kvcalc.fitting import fit_into
 from tests.property.specs import small_spec
+from tests.served import Served
 
 MIB, GIB = 2**20, 2**30
 
@@ -36,22 +33,19 @@ SPARSE = {"a": LATENT, "i": INDEX}
 _ARGUMENTS = ("options", "dtype", "kv_dtype", "tp", "pp", "dp", "dcp")
 
 
-def prepared(kinds: dict[str, Any] | None = None, pattern: list[Any] | None = None, **given: Any) -> Setup:
+def prepared(kinds: dict[str, Any] | None = None, pattern: list[Any] | None = None, **given: Any) -> Served:
     """Return a small model on SGLang: 4 layers, 8 heads, 4 kv heads of 64 unless kinds or dimensions say otherwise."""
     arguments = {name: given.pop(name) for name in _ARGUMENTS if name in given}
     if kinds is not None:
         given |= {"kinds": kinds, "pattern": pattern or list(kinds)}
-    return api.prepare(small_spec(**given), engine="sglang", **arguments)
+    served = Served(small_spec(**given), "sglang", arguments)
+    assert served.setup  # refusals show here
+    return served
 
 
-def fit(setup: Setup, memory: int, context: int = 1024, batch: int = 1) -> FitResult:
-    """Return what `memory` bytes on every rank hold."""
-    return fit_into(setup, memory, context, batch)
-
-
-def cells(setup: Setup) -> list[Fraction]:
+def cells(setup: Served) -> list[Fraction]:
     """Return the bytes of a token of max_total_num_tokens on every rank."""
-    return [Fraction(text) for text in api.measure(setup, 1, 1).engine_report["cell_bytes_per_rank"]]
+    return [Fraction(text) for text in setup.report()["cell_bytes_per_rank"]]
 
 
 # Bytes of a token -----------------------------------------------------------------------------------------------------
@@ -77,7 +71,7 @@ def test_formats_of_keys_and_values(kv_dtype: str, expected: int) -> None:
 def test_the_cache_dtype_by_its_own_name(name: str, kv_dtype: str) -> None:
     """`-o kv_cache_dtype` is another way to say it."""
     setup = prepared(options={"kv_cache_dtype": name})
-    assert (setup.kv_dtype, cells(setup)) == (kv_dtype, cells(prepared(kv_dtype=kv_dtype)))
+    assert (setup.setup.kv_dtype, cells(setup)) == (kv_dtype, cells(prepared(kv_dtype=kv_dtype)))
 
 
 @pytest.mark.parametrize(("tp", "heads"), [(1, 4), (2, 2), (4, 1), (8, 1)])
@@ -90,14 +84,14 @@ def test_uneven_heads_are_floored_and_said() -> None:
     """6 kv heads on 4 ranks are sized as one on each: a size with a remark."""
     setup = prepared(heads=12, kv_heads=6, tp=4)
     assert cells(setup) == [128 * 2 * 4] * 4
-    assert any("6 kv_heads on 4 ranks: sized as 1 on each" in text for text in setup.assumptions)
+    assert any("6 kv_heads on 4 ranks: sized as 1 on each" in text for text in setup.setup.assumptions)
 
 
 def test_context_parallel_ranks_have_copies_of_the_heads_and_a_part_of_the_tokens() -> None:
     """On tp 4, dcp 2 a rank has the heads of tp 2 and every second token; indexer keys are those of all tokens."""
     setup = prepared(tp=4, dcp=2)
     assert cells(setup) == [2 * 128 * 2 * 4] * 4
-    assert api.measure(setup, 1001, 1).per_rank_bytes == (501 * 2 * 128 * 2 * 4,) * 4
+    assert setup.size(1001, 1).per_rank_bytes == (501 * 2 * 128 * 2 * 4,) * 4
     sparse = prepared({"mla": LATENT, "index": INDEX}, [["mla", "index"]], tp=4, dcp=2)
     assert cells(sparse) == [4 * (576 * 2 + 132 * 2)] * 4
 
@@ -106,10 +100,10 @@ def test_attention_replicas_share_the_ranks() -> None:
     """Tp 8 with 4 replicas of attention: each has 2 ranks, whose heads are split in two."""
     setup = prepared(tp=8, dp=4, options={"enable_dp_attention": True})
     assert cells(setup) == [2 * 128 * 2 * 4] * 2
-    result = api.measure(setup, 10, 4)
+    result = setup.size(10, 4)
     assert len(result.per_rank_bytes) == 8
     assert set(result.per_rank_bytes) == {10 * 2048}
-    assert fit(setup, 10 * 2048, context=10).max_batch == 4
+    assert setup.fit(10 * 2048, context=10).max_batch == 4
 
 
 @pytest.mark.parametrize(
@@ -141,7 +135,7 @@ def test_a_latent_without_an_indexer_is_not_packed() -> None:
 def test_tokens_are_the_memory_in_whole_pages(memory: int, page: int) -> None:
     """floor(memory / cell), floored to pages; one page more is allocated, beyond the memory."""
     setup = prepared(options={"page_size": page})
-    report = fit(setup, memory).engine_report
+    report = setup.report(memory)
     tokens = memory // 4096 // page * page
     assert report["max_total_num_tokens"] == tokens
     assert report["allocated_bytes_per_rank"] == [(tokens + page) * 4096 if tokens else 0]
@@ -150,7 +144,7 @@ def test_tokens_are_the_memory_in_whole_pages(memory: int, page: int) -> None:
 
 def test_a_sequence_takes_whole_pages() -> None:
     """17 tokens are two pages of 16."""
-    result = api.measure(prepared(options={"page_size": 16}), 17, 3)
+    result = prepared(options={"page_size": 16}).size(17, 3)
     assert result.total_bytes == 3 * 32 * 4096
     assert result.engine_report["full_pages_per_sequence"] == 2
 
@@ -158,24 +152,24 @@ def test_a_sequence_takes_whole_pages() -> None:
 def test_max_total_tokens_caps_the_pool() -> None:
     """100 tokens in pages of 16 are 96, however much memory there is."""
     setup = prepared(options={"page_size": 16, "max_total_tokens": 100})
-    result = fit(setup, GIB, context=16)
+    result = setup.fit(GIB, context=16)
     assert (result.engine_report["max_total_num_tokens"], result.max_batch) == (96, 6)
-    assert fit(setup, 32 * 4096, context=16).engine_report["max_total_num_tokens"] == 32
-    assert not fit(setup, GIB, context=97).fits
+    assert setup.report(32 * 4096, context=16)["max_total_num_tokens"] == 32
+    assert not setup.fit(GIB, context=97).fits
 
 
 def test_stages_take_the_least() -> None:
     """Both stages have two layers; tokens are those of one of them."""
     setup = prepared(pp=2)
     assert cells(setup) == [2048, 2048]
-    assert fit(setup, 2048 * 100).engine_report["max_total_num_tokens"] == 100
+    assert setup.report(2048 * 100)["max_total_num_tokens"] == 100
 
 
 def test_windowed_layers_have_a_smaller_pool() -> None:
     """Two full and two windowed layers of 1,024 bytes: 1,843.2 x 2 bytes a token; 0.8 tokens for each."""
     setup = prepared({"global": {"kind": "full"}, "local": LOCAL}, options={"page_size": 16})
     assert cells(setup) == [2048 + Fraction(4, 5) * 2048]
-    result = fit(setup, MIB, context=500)
+    result = setup.fit(MIB, context=500)
     report = result.engine_report
     assert (report["full_tokens"], report["swa_tokens"]) == (272, 208)  # 284.4 -> 17 pages; 13.6 -> 13 pages
     assert report["max_total_num_tokens"] == 272
@@ -187,22 +181,22 @@ def test_a_window_that_does_not_fit_stops_the_server() -> None:
     """The windowed pool must have more tokens than the window and a page: 116 + 1 -> 8 pages, so 10 full pages."""
     setup = prepared({"global": {"kind": "full"}, "local": LOCAL}, options={"page_size": 16})
     least = 10 * 16 * 3687  # 10 x 0.8 = 8 pages of 16 = 128 > 116; 3,686.4 bytes a token
-    enough = fit(setup, least, context=10)
+    enough = setup.fit(least, context=10)
     assert enough.engine_report["swa_tokens"] == 128
     assert enough.fits
-    short = fit(setup, 9 * 16 * 3687, context=10)
+    short = setup.fit(9 * 16 * 3687, context=10)
     assert (short.fits, short.max_batch, short.engine_report["admitted"]) == (False, 0, False)
     assert "window" in short.engine_report["admission_error"]
     assert short.suggestions == ("--kv-memory 589824 is the least that fits (576 KiB)",)
-    assert fit(setup, 589_824, context=10).fits
-    assert not fit(setup, 589_823, context=10).fits
+    assert setup.fit(589_824, context=10).fits
+    assert not setup.fit(589_823, context=10).fits
 
 
 def test_only_windowed_layers_have_only_their_pool() -> None:
     """The ratio plays no part."""
     setup = prepared({"local": LOCAL})
     assert cells(setup) == [4096]
-    report = fit(setup, 4096 * 300).engine_report
+    report = setup.report(4096 * 300)
     assert (report["max_total_num_tokens"], report["full_tokens"], report["swa_tokens"]) == (300, None, 300)
 
 
@@ -210,8 +204,8 @@ def test_states_and_tokens_share_the_memory() -> None:
     """Rho / (1 + rho) of 1 MiB for states: 496,695 bytes are 25 slots of 19,328 bytes, one of them padding."""
     setup = prepared({"full": {"kind": "full"}, "mamba": MAMBA})
     state = 2 * (4 * 8 * 16 * 32 + 2 * 3 * (8 * 16 + 2 * 2 * 32))  # fp32 state, bf16 inputs, two layers
-    assert api.measure(setup, 1, 1).engine_report["state_bytes_per_slot_per_rank"] == [state]
-    report = fit(setup, MIB).engine_report
+    assert setup.report()["state_bytes_per_slot_per_rank"] == [state]
+    report = setup.report(MIB)
     slots = int(MIB * 9 / 19) // state - 1
     assert report["state_slots"] == slots
     assert report["max_total_num_tokens"] == (MIB - (slots + 1) * state) // 2048
@@ -222,7 +216,7 @@ def test_states_and_tokens_share_the_memory() -> None:
 def test_a_request_takes_three_slots_with_the_radix_cache(disable: bool, each: int) -> None:
     """So that slots, not tokens, bound the batch of short sequences."""
     setup = prepared({"full": {"kind": "full"}, "mamba": MAMBA}, options={"disable_radix_cache": disable})
-    result = fit(setup, MIB, context=1)
+    result = setup.fit(MIB, context=1)
     assert result.max_batch == result.engine_report["state_slots"] // each
     assert result.binding is not None
     assert result.binding.pool == "mamba"
@@ -232,13 +226,13 @@ def test_slots_can_be_given() -> None:
     """max_mamba_cache_size takes its slots and one more from the memory; more sequences contradict it."""
     options = {"max_mamba_cache_size": 6}
     setup = prepared({"full": {"kind": "full"}, "mamba": MAMBA}, options=options)
-    result = fit(setup, MIB, context=1, batch=2)
+    result = setup.fit(MIB, context=1, batch=2)
     state = result.engine_report["state_bytes_per_slot_per_rank"][0]
     assert result.engine_report["state_slots"] == 6
     assert result.engine_report["max_total_num_tokens"] == (MIB - 7 * state) // 2048
     assert result.max_batch == 2
     with pytest.raises(BadInput, match="batch 3 needs 9 state slots, more than max_mamba_cache_size=6"):
-        fit(setup, MIB, context=1, batch=3)
+        setup.fit(MIB, context=1, batch=3)
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("auto", 4), ("float32", 4), ("bfloat16", 2)])
@@ -246,7 +240,7 @@ def test_the_dtype_of_states(dtype: str, size: int) -> None:
     """The recurrent part is fp32 unless the option says otherwise."""
     setup = prepared({"full": {"kind": "full"}, "mamba": MAMBA}, options={"mamba_ssm_dtype": dtype})
     state = 2 * (size * 8 * 16 * 32 + 2 * 3 * (8 * 16 + 2 * 2 * 32))
-    assert api.measure(setup, 1, 1).engine_report["state_bytes_per_slot_per_rank"] == [state]
+    assert setup.report()["state_bytes_per_slot_per_rank"] == [state]
 
 
 # The cut of the memory, both ways -------------------------------------------------------------------------------------
@@ -335,14 +329,14 @@ def _alone(split: rules.Split, pool: rules.PoolName, memory: int) -> int:
 def test_a_hybrid_fits_exactly_from_the_least_memory_on(memory: int, context: int, batch: int) -> None:
     """The suggested memory fits, a byte less does not, and the batch that is named fits while one more does not."""
     setup = prepared({"full": {"kind": "full"}, "mamba": MAMBA}, options={"page_size": 4})
-    result = fit(setup, memory, context, batch)
+    result = setup.fit(memory, context, batch)
     if result.max_batch:
-        assert fit(setup, memory, context, result.max_batch).fits
-        assert not fit(setup, memory, context, result.max_batch + 1).fits
+        assert setup.fit(memory, context, result.max_batch).fits
+        assert not setup.fit(memory, context, result.max_batch + 1).fits
     if not result.fits:
         (least,) = (int(text.split()[1]) for text in result.suggestions if text.startswith("--kv-memory"))
-        assert fit(setup, least, context, batch).fits
-        assert not fit(setup, least - 1, context, batch).fits
+        assert setup.fit(least, context, batch).fits
+        assert not setup.fit(least - 1, context, batch).fits
 
 
 # Memory for the pools -------------------------------------------------------------------------------------------------
@@ -374,8 +368,7 @@ def test_running_requests(tokens: int, context: int, slots: int | None, each: in
 
 def test_the_line_of_one_pool() -> None:
     """(tokens + page) x bytes, in GB that are GiB."""
-    setup = api.prepare("llama-3.1-8b", engine="sglang")
-    report = fit(setup, 442750 * 131072, context=8192).engine_report
+    report = Served("llama-3.1-8b", "sglang").report(442750 * 131072, context=8192)
     assert report["log_lines"] == [
         "KV Cache is allocated. dtype: torch.bfloat16, #tokens: 442750, K size: 27.02 GB, V size: 27.02 GB"
     ]
@@ -383,9 +376,9 @@ def test_the_line_of_one_pool() -> None:
 
 def test_no_line_is_made_up() -> None:
     """Of latents and of mxfp8 no log was seen, and a server that does not start prints none."""
-    assert fit(prepared({"mla": LATENT}), GIB).engine_report["log_lines"] == []
-    assert fit(prepared(kv_dtype="mxfp8"), GIB).engine_report["log_lines"] == []
-    assert fit(prepared(), 10).engine_report["log_lines"] == []
+    assert prepared({"mla": LATENT}).report(GIB)["log_lines"] == []
+    assert prepared(kv_dtype="mxfp8").report(GIB)["log_lines"] == []
+    assert prepared().report(10)["log_lines"] == []
 
 
 STRANGE: list[tuple[dict[str, Any], str]] = [
@@ -440,6 +433,6 @@ def test_options_out_of_range(options: dict[str, str], message: str) -> None:
 
 def test_two_dtypes_that_differ() -> None:
     """`--kv-dtype` and `-o kv_cache_dtype` must agree."""
-    assert prepared(kv_dtype="fp8", options={"kv_cache_dtype": "fp8_e4m3"}).kv_dtype == "fp8"
+    assert prepared(kv_dtype="fp8", options={"kv_cache_dtype": "fp8_e4m3"}).setup.kv_dtype == "fp8"
     with pytest.raises(BadInput, match="contradict"):
         prepared(kv_dtype="bf16", options={"kv_cache_dtype": "fp8_e4m3"})

@@ -10,12 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcalc import api
-from kvcalc.api import Setup
 from kvcalc.errors import BadInput, UnsupportedByEngine
-from kvcalc.fit_result import FitResult
-from kvcalc.fitting import fit_into
 from tests.property.specs import small_spec
+from tests.served import Served
 
 MIB, GIB = 2**20, 2**30
 
@@ -27,22 +24,19 @@ HYBRID = {"global": {"kind": "full"}, "local": LOCAL}
 _ARGUMENTS = ("options", "dtype", "kv_dtype", "tp", "pp", "dp", "dcp")
 
 
-def prepared(kinds: dict[str, Any] | None = None, pattern: list[Any] | None = None, **given: Any) -> Setup:
+def prepared(kinds: dict[str, Any] | None = None, pattern: list[Any] | None = None, **given: Any) -> Served:
     """Return a small model: 4 layers, 8 heads, 4 kv heads of 64 unless kinds or dimensions say otherwise."""
     arguments = {name: given.pop(name) for name in _ARGUMENTS if name in given}
     if kinds is not None:
         given |= {"kinds": kinds, "pattern": pattern or list(kinds)}
-    return api.prepare(small_spec(**given), engine="tensorrt-llm", **arguments)
+    served = Served(small_spec(**given), "tensorrt-llm", arguments)
+    assert served.setup  # refusals show here
+    return served
 
 
-def fit(setup: Setup, memory: int, context: int = 64, batch: int = 1) -> FitResult:
-    """Return what `memory` bytes on every rank hold."""
-    return fit_into(setup, memory, context, batch)
-
-
-def per_token(setup: Setup) -> list[int]:
+def per_token(setup: Served) -> list[int]:
     """Return the bytes of a token on every rank."""
-    found: list[int] = api.measure(setup, 1, 1).engine_report["bytes_per_token_per_rank"]
+    found: list[int] = setup.report()["bytes_per_token_per_rank"]
     return found
 
 
@@ -70,7 +64,7 @@ def test_heads_of_a_rank_are_rounded_up(kv_heads: int, tp: int, heads: int) -> N
 def test_the_estimator_has_its_own_number(kv_heads: int, tp: int, kv_dtype: str | None, estimate: int | None) -> None:
     """head_dim x heads floored over the ranks: half the truth where ranks are twice the heads."""
     setup = prepared(heads=24, kv_heads=kv_heads, tp=tp, kv_dtype=kv_dtype)
-    assert api.measure(setup, 1, 1).engine_report["estimated_bytes_per_token_per_rank"] == [estimate] * tp
+    assert setup.report()["estimated_bytes_per_token_per_rank"] == [estimate] * tp
 
 
 def test_a_latent_has_no_values_and_is_whole_on_every_rank() -> None:
@@ -78,16 +72,16 @@ def test_a_latent_has_no_values_and_is_whole_on_every_rank() -> None:
     assert per_token(prepared({"mla": LATENT})) == [4 * 576 * 2]
     setup = prepared({"mla": LATENT}, kv_dtype="nvfp4", tp=4)
     assert per_token(setup) == [4 * 324] * 4
-    assert api.measure(setup, 1, 1).engine_report["estimated_bytes_per_token_per_rank"] == [None] * 4
+    assert setup.report()["estimated_bytes_per_token_per_rank"] == [None] * 4
 
 
 def test_attention_data_parallel_ranks_keep_whole_heads() -> None:
     """Each of 4 ranks serves a fourth of the batch with all heads."""
     setup = prepared(tp=4, options={"enable_attention_dp": True})
-    result = api.measure(setup, 32, 6)
+    result = setup.size(32, 6)
     assert per_token(setup) == [4096]
     assert result.per_rank_bytes == (2 * 32 * 4096,) * 4
-    assert fit(setup, 10 * 32 * 4096, context=32).max_batch == 40
+    assert setup.fit(10 * 32 * 4096, context=32).max_batch == 40
 
 
 # Blocks ---------------------------------------------------------------------------------------------------------------
@@ -97,7 +91,7 @@ def test_attention_data_parallel_ranks_keep_whole_heads() -> None:
 def test_blocks_are_the_whole_ones_and_none_is_kept_back(memory: int, block: int, fraction: float | None) -> None:
     """int(fraction x memory / bytes per token // tokens per block); all of them hold sequences."""
     options: dict[str, Any] = {"tokens_per_block": block, "free_gpu_memory_fraction": fraction}
-    result = fit(prepared(options=options), memory, context=block)
+    result = prepared(options=options).fit(memory, context=block)
     blocks = int(memory * Fraction(str(fraction or 1)) / 4096 // block)
     report = result.engine_report
     assert (report["num_blocks"], report["max_tokens"], result.max_batch) == (blocks, blocks * block, blocks)
@@ -107,20 +101,20 @@ def test_blocks_are_the_whole_ones_and_none_is_kept_back(memory: int, block: int
 def test_max_tokens_caps_the_blocks() -> None:
     """1,000 tokens are 31 blocks of 32."""
     setup = prepared(options={"max_tokens": 1000})
-    assert fit(setup, GIB).engine_report["num_blocks"] == 31
-    assert fit(setup, 5 * 32 * 4096).engine_report["num_blocks"] == 5
+    assert setup.report(GIB)["num_blocks"] == 31
+    assert setup.report(5 * 32 * 4096)["num_blocks"] == 5
 
 
 def test_stages_take_the_least() -> None:
     """Two layers on each of two stages."""
     setup = prepared(pp=2)
     assert per_token(setup) == [2048, 2048]
-    assert fit(setup, 10 * 32 * 2048).engine_report["num_blocks"] == 10
+    assert setup.report(10 * 32 * 2048)["num_blocks"] == 10
 
 
 def test_a_sequence_longer_than_the_pool_is_cut() -> None:
     """10 blocks hold 320 tokens: a longer context does not fit, and the server lowers its own."""
-    result = fit(prepared(), 10 * 32 * 4096, context=1000)
+    result = prepared().fit(10 * 32 * 4096, context=1000)
     assert (result.fits, result.max_context, result.engine_report["max_seq_len"]) == (False, 320, 320)
     assert result.engine_report["log_lines"] == [
         "Max KV cache blocks per sequence: 10 [window size=320], tokens per block=32, primary blocks=10",
@@ -130,7 +124,7 @@ def test_a_sequence_longer_than_the_pool_is_cut() -> None:
 
 def test_no_block_at_all() -> None:
     """Is said, and nothing is logged."""
-    report = fit(prepared(), 1000).engine_report
+    report = prepared().fit(1000).engine_report
     assert (report["admitted"], report["admission_error"], report["log_lines"]) == (
         False,
         "not enough memory for a block",
@@ -145,7 +139,7 @@ def test_no_block_at_all() -> None:
 def test_windows_share_the_memory_equally_whatever_their_layers(memory: int, kv_dtype: str) -> None:
     """One full layer and three windowed ones: half the memory each, divided without scales; capacity agrees."""
     setup = prepared(HYBRID, ["local", "local", "local", "global"], kv_dtype=kv_dtype)
-    result = fit(setup, memory, context=90)
+    result = setup.fit(memory, context=90)
     element = {"bf16": Fraction(2), "fp8": Fraction(1), "nvfp4": Fraction(1, 2)}[kv_dtype]
     blocks = [int(Fraction(memory, 2) / (layers * 512 * element) // 32) for layers in (3, 1)]
     counts = [(row["window"], row["num_blocks"]) for row in result.engine_report["windows"]]
@@ -159,7 +153,7 @@ def test_windows_share_the_memory_equally_whatever_their_layers(memory: int, kv_
 def test_a_window_keeps_the_blocks_of_its_last_tokens() -> None:
     """100 tokens are four blocks of 32, whatever the context; the full layer grows."""
     setup = prepared(HYBRID, ["local", "local", "local", "global"])
-    result = api.measure(setup, 1000, 1)
+    result = setup.size(1000, 1)
     assert result.engine_report["blocks_per_sequence"] == {"100": 4, "all": 32}
     assert result.total_bytes == (3 * 4 + 32) * 32 * 1024
 
@@ -167,17 +161,17 @@ def test_a_window_keeps_the_blocks_of_its_last_tokens() -> None:
 def test_a_window_that_never_binds_is_none() -> None:
     """With max_seq_len 100 all layers keep every token and share their blocks."""
     setup = prepared(HYBRID, options={"max_seq_len": 100})
-    assert fit(setup, 32 * 4096 * 7).engine_report["num_blocks"] == 7
+    assert setup.report(32 * 4096 * 7)["num_blocks"] == 7
     with pytest.raises(BadInput, match="context 101 exceeds max_seq_len=100"):
-        api.measure(setup, 101, 1)
+        setup.size(101, 1)
 
 
 def test_windows_can_be_given() -> None:
     """A list is repeated over the layers; one entry is a window of its own for all."""
     setup = prepared(HYBRID, ["local", "global"], options={"max_attention_window": "64,5000"})
-    assert api.measure(setup, 9999, 1).engine_report["blocks_per_sequence"] == {"64": 2, "5000": 157}
+    assert setup.report(context=9999)["blocks_per_sequence"] == {"64": 2, "5000": 157}
     uniform = prepared(HYBRID, options={"max_attention_window": "4096"})
-    assert fit(uniform, 32 * 4096 * 7, context=64).engine_report["num_blocks"] == 7
+    assert uniform.report(32 * 4096 * 7, context=64)["num_blocks"] == 7
     with pytest.raises(UnsupportedByEngine, match="several windows"):
         prepared(options={"max_attention_window": "64,5000"})
 
@@ -185,7 +179,7 @@ def test_windows_can_be_given() -> None:
 def test_too_little_memory_for_one_sequence_of_several_windows_is_not_guessed() -> None:
     """How the largest windows shrink is not covered: it does not fit, and that is said."""
     setup = prepared(HYBRID, ["local", "local", "local", "global"], options={"max_tokens": 32})
-    result = fit(setup, 2 * 32 * 1024 * 10, context=400)
+    result = setup.fit(2 * 32 * 1024 * 10, context=400)
     assert (result.fits, result.engine_report["admitted"]) == (False, False)
     assert "by a rule that is not covered" in result.engine_report["admission_error"]
     assert any("max_tokens 32 has no effect" in text for text in result.assumptions)
@@ -194,7 +188,7 @@ def test_too_little_memory_for_one_sequence_of_several_windows_is_not_guessed() 
 def test_windows_of_one_size_share_one_pool() -> None:
     """Mistral's: no cut of the memory."""
     setup = prepared({"local": LOCAL})
-    result = fit(setup, 32 * 4096 * 7, context=5000)
+    result = setup.fit(32 * 4096 * 7, context=5000)
     assert (result.engine_report["num_blocks"], result.fits, result.max_context) == (7, True, None)
 
 
@@ -245,7 +239,7 @@ def test_options_out_of_range(options: dict[str, str], message: str) -> None:
 
 def test_two_dtypes_that_differ() -> None:
     """`--kv-dtype` and `-o dtype` must agree."""
-    assert prepared(kv_dtype="fp8", options={"dtype": "fp8"}).kv_dtype == "fp8"
+    assert prepared(kv_dtype="fp8", options={"dtype": "fp8"}).setup.kv_dtype == "fp8"
     with pytest.raises(BadInput, match="contradict"):
         prepared(kv_dtype="bf16", options={"dtype": "fp8"})
 
@@ -253,8 +247,8 @@ def test_two_dtypes_that_differ() -> None:
 def test_the_suggested_memory_is_the_least() -> None:
     """With windows, half of it must hold the blocks of the hungrier part."""
     setup = prepared(HYBRID, ["local", "local", "local", "global"])
-    result = fit(setup, MIB, context=2000)
+    result = setup.fit(MIB, context=2000)
     (least,) = (int(text.split()[1]) for text in result.suggestions if text.startswith("--kv-memory"))
     assert least == 2 * math.ceil(2000 / 32) * 32 * 1024
-    assert fit(setup, least, context=2000).fits
-    assert not fit(setup, least - 1, context=2000).fits
+    assert setup.fit(least, context=2000).fits
+    assert not setup.fit(least - 1, context=2000).fits

@@ -8,6 +8,7 @@ from kvcalc.engines._llama_cpp.plan import is_plain_llama
 from kvcalc.spec.model import ModelSpec
 
 NO_FORM = "a closed form is known for dense models of the architecture llama alone, of heads as wide as the model"
+CPU_ALONE = "the closed form is that of the CPU backend alone"
 NO_WIDTH = "the spec does not give the feed-forward width; add -o feed_forward_length="
 NO_VOCABULARY = "the spec gives no vocab_size"
 WITHIN = "closed form for the CPU backend, within 28 bytes per token of n_ubatch"
@@ -17,6 +18,8 @@ WITHIN_QUANTISED = "closed form for the CPU backend, within 33 KB per token of n
 def compute_bytes(spec: ModelSpec, found: Memory, context: Context) -> tuple[int | None, str]:
     """Return the compute buffer in bytes and how good the figure is; None and the reason where no form is known."""
     settings = found.settings
+    if settings.devices:
+        return None, CPU_ALONE
     if not is_plain_llama(found.plan) or spec.architecture == "mixtral" or not _heads_fill_width(spec, found):
         return None, NO_FORM
     width = settings.feed_forward_length or spec.file.intermediate_size
