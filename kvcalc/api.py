@@ -300,8 +300,15 @@ def fit(
     """
     spec = model if isinstance(model, ModelSpec) else load(model, download=download)
     second = draft if draft is None or isinstance(draft, ModelSpec) else load(draft, download=download)
-    given = {"utilization": utilization, "overhead": overhead, "overhead_parts": overhead_parts, "log": log}
-    memory = memory_of(kv_memory, gpu, reserve=memory_reserve, **given)
+    memory = memory_of(
+        kv_memory,
+        gpu,
+        utilization=utilization,
+        overhead=overhead,
+        overhead_parts=overhead_parts,
+        reserve=memory_reserve,
+        log=log,
+    )
     fixed = {name: value for name, value in (("tp", tp), ("pp", pp), ("dp", dp)) if value is not None}
     arguments = {
         "engine": engine,

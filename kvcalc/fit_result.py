@@ -197,6 +197,8 @@ class FitResult:
 
     def _engine_lines(self) -> list[str]:
         """What the engine itself would say: the lines of its log, or the error with which it refuses."""
+        if self.budget_bytes < 0:
+            return []  # it does not come so far: the weights do not load
         lines = [f"log: {line}" for line in self.engine_report.get("log_lines", ())]
         if refusal := self.engine_report.get("admission_error"):
             lines.append(fold(f"{self.engine} refuses: {refusal}", hanging="  "))

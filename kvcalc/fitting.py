@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvcalc.capacity import Capacity, capacity, max_batch, max_context
+from kvcalc.capacity import Capacity, capacity, max_batch
 from kvcalc.errors import BadInput, UnsupportedByEngine
 from kvcalc.fit_result import Rung
 from kvcalc.footprint import Placement
@@ -107,8 +107,8 @@ class Standing:
 
     @property
     def max_batch(self) -> int | None:
-        """Largest batch at the context; None if there is none."""
-        return self.found.max_batch
+        """Largest batch at the context that the memory and the engine's options allow; None if there is none."""
+        return allowed_batch(self.setup, self.found.max_batch, self.context, self.question.batch)
 
     @property
     def max_context(self) -> int | None:
@@ -118,9 +118,8 @@ class Standing:
     @property
     def admitted_context(self) -> int | None:
         """Largest context at the batch with which the engine starts."""
-        if self.own.get("admitted", True):
-            return self.max_context
-        return self.own.get("max_context_that_fits", self.max_context)
+        refused_from: int | None = self.own.get("max_context_that_fits", self.max_context)
+        return self.max_context if self.own.get("admitted", True) else refused_from
 
     @property
     def missing_weights(self) -> int:
@@ -151,11 +150,6 @@ def stand_at(question: Question, setup: Setup, ranks: tuple[RankMemory, ...], le
     return Standing(question, setup, context, ranks, held, found, own, overrun)
 
 
-def fits(question: Question) -> bool:
-    """Return whether a question's answer is yes; False also where the engine or the model cannot do what it asks."""
-    return stand(question).fits
-
-
 def answers(standing: Standing, level: Level) -> tuple[bool, int | None, int | None]:
     """Return (fits, largest batch, largest context) of the same setup at another level of the estimates."""
     other = stand_at(standing.question, standing.setup, standing.ranks, level)
@@ -164,19 +158,29 @@ def answers(standing: Standing, level: Level) -> tuple[bool, int | None, int | N
 
 def allowed_context(setup: Setup, fitting: int | None, context: int, batch: int) -> int | None:
     """Return the largest context that fits and that the engine's options allow, given that they allow `context`."""
-    if _allows(setup, fitting or MAX_TOKENS, batch) or (fitting is not None and fitting <= context):
+    return _allowed(lambda each: _allows(setup, each, batch), fitting, context)
+
+
+def allowed_batch(setup: Setup, fitting: int | None, context: int, batch: int) -> int | None:
+    """Return the largest batch that fits and that the engine's options allow, given that they allow `batch`."""
+    return _allowed(lambda each: _allows(setup, context, each), fitting, batch)
+
+
+def _allowed(allows: Callable[[int], bool], fitting: int | None, known: int) -> int | None:
+    """Return the largest number up to `fitting` that is allowed, given that `known` is."""
+    if (fitting is not None and fitting <= known) or allows(fitting or MAX_TOKENS):
         return fitting
-    low, high = context, fitting or MAX_TOKENS
+    low, high = known, fitting or MAX_TOKENS
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if _allows(setup, middle, batch) else (low, middle)
+        low, high = (middle, high) if allows(middle) else (low, middle)
     return low
 
 
 def _allows(setup: Setup, context: int, batch: int) -> bool:
     try:
         setup.engine.check(setup.spec, setup.deployment, context, batch)
-    except BadInput:
+    except (BadInput, UnsupportedByEngine):
         return False
     return True
 
@@ -187,12 +191,7 @@ def ladder(standing: Standing) -> tuple[Rung, ...]:
     top = max(context, setup.spec.max_context or 0)
     doubled = {FIRST_RUNG << step for step in range(41) if FIRST_RUNG << step <= top}
     return tuple(
-        Rung(each, max_batch(setup.placement, standing.budgets, each))
+        Rung(each, allowed_batch(setup, max_batch(setup.placement, standing.budgets, each), each, batch))
         for each in sorted(doubled | {context, *((setup.spec.max_context,) if setup.spec.max_context else ())})
         if _allows(setup, each, batch)
     )
-
-
-def longest_context(standing: Standing) -> int | None:
-    """Return the largest context that fits one sequence on every replica."""
-    return max_context(standing.setup.placement, standing.budgets, standing.setup.placement.dp)

@@ -259,7 +259,12 @@ class Term:
         return self.unit_bytes * self.steps.count(n, b)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the term as plain JSON data; integers above 2^53 become strings."""
+        """Return the term as plain JSON data; integers above 2^53 become strings.
+
+        UnsupportedByEngine for a count that an engine works out in its own way and that no staircase states.
+        """
+        if type(self.steps) is not Steps:
+            raise UnsupportedByEngine(f"'{self.label}' is no staircase in context and batch and cannot be exported")
         steps = {name: getattr(self.steps, name) for name in Steps.__slots__}
         numbers = {name: _json_int(value) if isinstance(value, int) else value for name, value in steps.items()}
         factors = [[name, _json_int(value)] for name, value in self.factors]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
@@ -114,6 +114,8 @@ class Card:
             size = self.overhead
             return Overhead((OverheadPart("overhead", size, size, size, True, "given", "given, for all parts"),))
         found = _estimated(setup, self.gpu, self._sequences(setup, batch))
+        if self._logged("weights") is not None:
+            found = found.without("loading")  # the log's weights are those that were loaded
         names = {part.name for part in found.parts}
         for name, size in self.logged:
             found = found.with_part(name, size) if name in names else found

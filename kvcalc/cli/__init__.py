@@ -22,7 +22,9 @@ from kvcalc.output import printable
 COMMANDS = {
     "size": "Bytes of one model's KV cache.",
     "explain": "The same number as a derivation, step by step.",
-    "fit": "The largest batch and context that a memory budget holds.",
+    "fit": "The largest batch and context on GPUs, and what would help.",
+    "which": "The models that fit on a GPU, and in which formats.",
+    "check": "Whether declared deployments and server commands fit: exit 3 if not.",
     "compare": "Caches side by side: models, attention, formats, remedies.",
     "models": "The models that are known.",
     "show": "One model's dimensions, and where they come from.",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvcalc.cli import _memory
 from kvcalc.cli import _options as shared
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ _what = partial(click.option, cls=shared.Option, section="One of these, with one
 @_what("--kv-dtypes", metavar="F,F/F,..", type=shared.KV_FORMATS, help="Other formats: fp16,fp8,q8_0/q4_0.")
 @_what("--engines", metavar="E,E,..", type=shared.ENGINES, help="Several engines' rules.")
 @_what("--remedies", is_flag=True, help="MQA, GQA, formats, eviction, sharing, paging; the Ideal options say how much.")
+@_what("--gpu", metavar="G,G,..", type=_memory.GPUS, help="Several GPUs: the largest batch and context of each.")
+@click.option("--price", "prices", multiple=True, metavar="GPU=PRICE", help="With --gpu: price of one for an hour.")
 @shared.context_option
 @shared.batch_option
 @shared.deployment_options
@@ -39,8 +42,15 @@ def command(ctx: click.Context, /, models: tuple[str, ...], context: int, batch:
     from kvcalc.output import render, terminal_width, to_json
 
     style, units = shared.chosen_style(given)
-    chosen = {name: given.pop(name) for name in ("attention", "kv_dtypes", "engines", "remedies")}
+    chosen = {name: given.pop(name) for name in ("attention", "kv_dtypes", "engines", "remedies", "gpu")}
+    prices = given.pop("prices")
     _check_one(ctx, models, chosen)
+    if chosen["gpu"]:
+        asked = {"context": context, "batch": batch, "names": _listed("--gpu", chosen["gpu"]), "prices": prices}
+        _compare_gpus(models[0], asked, given, style, units)
+        return
+    if prices:
+        raise click.UsageError("--price needs --gpu: it is the price of a GPU")
     case = Case(context, batch, shared.deployment_arguments(given))
     result = _compare(models, chosen, case)
     shared.warn(result.warnings)
@@ -53,13 +63,32 @@ def command(ctx: click.Context, /, models: tuple[str, ...], context: int, batch:
         click.echo(render(rows, style, aligned_right=[name for name in rows[0] if name.endswith("bytes")]))
 
 
+def _compare_gpus(model: str, asked: dict[str, Any], given: dict[str, Any], style: str, units: str) -> None:
+    """Print one model on several GPUs; `asked` are the context, the batch, the GPUs' names and their prices."""
+    from kvcalc.cards import compare_gpus, parse_prices
+    from kvcalc.output import render, terminal_width, to_json
+    from kvcalc.prepared import load, warnings
+
+    arguments = shared.deployment_arguments(given)
+    spec = load(model, download=arguments.pop("download"))
+    result = compare_gpus(spec, arguments, **{**asked, "prices": parse_prices(asked["prices"])})
+    shared.warn(warnings(spec, asked["context"]))
+    if style == "table":
+        click.echo(result.report(units, terminal_width()))
+    elif style == "json":
+        click.echo(to_json(result.to_json()))
+    else:
+        rows = [row.to_json() for row in result.rows]
+        click.echo(render(rows, style, aligned_right=[name for name in rows[0] if name not in ("gpu", "note")]))
+
+
 def _check_one(ctx: click.Context, models: tuple[str, ...], chosen: dict[str, Any]) -> None:
     """Raise UsageError unless exactly one comparison is asked for and no option contradicts it."""
     flags = [f"--{name.replace('_', '-')}" for name, value in chosen.items() if value]
     if not models:
         raise click.UsageError("name a model, or several to compare")
     if len(models) == 1 and not flags:
-        raise click.UsageError("name several models, or one of --attention, --kv-dtypes, --engines, --remedies")
+        raise click.UsageError("name several models, or one of --attention, --kv-dtypes, --engines, --remedies, --gpu")
     asked = ([f"{len(models)} models"] if len(models) > 1 else []) + flags
     if len(asked) > 1:
         raise click.UsageError(f"one comparison at a time: {' and '.join(asked)} are {len(asked)}")

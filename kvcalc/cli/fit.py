@@ -47,7 +47,7 @@ COLUMNS = (
 @shared.deployment_options
 @shared.output_options
 @click.pass_context
-def command(ctx: click.Context, model: str, kv_memory: int | None, emit: bool, **given: Any) -> None:
+def command(ctx: click.Context, /, model: str, kv_memory: int | None, emit: bool, **given: Any) -> None:
     """Largest batch and context of MODEL on GPUs or in a budget, what binds, what would help: exit 3 if it does not."""
     from kvcalc import api
 

@@ -34,12 +34,12 @@ def command(query: str | None, **given: Any) -> None:
         right = ["driver reports", "engines see", "bandwidth", "fp16"]
         cells = [_cells(gpu, units) for gpu in found]
         click.echo(render(cells, style, aligned_right=right, optional=["sold as", "aliases"], width=terminal_width()))
-        if query:
-            lines = [text for gpu in found for text in _remarks(gpu)]
-            click.echo("".join(f"\n{fold(text, hanging='  ')}" for text in lines))
+        remarks = _remarks(found)
+        if remarks:
+            click.echo("\n" + "\n".join(fold(text, hanging="  ") for text in remarks))
     else:
         flat = [{key: _flat(value) for key, value in _row(gpu).items()} for gpu in found]
-        right = [key for key, value in _row(found[0]).items() if isinstance(value, int)]
+        right = ["driver_bytes", "runtime_bytes", "bandwidth_bytes_per_second"]
         click.echo(render(flat, style, aligned_right=right))
 
 
@@ -51,7 +51,8 @@ def _matching(query: str) -> list[Gpu]:
     lowered = query.strip().lower()
     found = [gpu for gpu in gpus() if any(lowered in text.lower() for text in (gpu.name, *gpu.aliases, gpu.label))]
     if not found:
-        hint = did_you_mean(query, _names()) or "; 'kvcalc gpus' lists all"
+        names = [name for gpu in gpus() for name in (gpu.name, *gpu.aliases)]
+        hint = did_you_mean(query, names) or "; 'kvcalc gpus' lists all"
         raise BadInput(f"no GPU matches '{query}'{hint}")
     return found
 
@@ -111,21 +112,23 @@ def _tera(flops: int) -> str:
     return f"{flops / 10**12:.3g} T" if flops < 10**15 else f"{flops // 10**12:,} T"
 
 
-def _remarks(gpu: Gpu) -> list[str]:
-    """Return what a reader of one line must know beside its figures."""
+def _remarks(found: Sequence[Gpu]) -> list[str]:
+    """Return what a reader must know beside the figures: all of one accelerator, of several what the star means."""
+    if len(found) > 1:
+        return ["* from memory: no source was read"] if any(gpu.assumed for gpu in found) else []
+    (gpu,) = found
     total = {
-        "measured": f"engines see what {gpu.runtime_rule} printed",
+        "measured": f"engines see what was printed: {gpu.runtime_rule}",
         "derived": f"engines see, derived: {gpu.runtime_rule}",
-        "vendor": "no driver figure is known",
+        "vendor": f"no driver figure is known; sold as {gpu.sold_as}",
     }[gpu.memory_basis]
-    texts = [f"{gpu.name} ({gpu.label}): {total}"]
+    texts = [f"{gpu.label}; checked {gpu.checked}", total]
     if gpu.assumed:
-        texts.append(f"* from memory, no source read: {', '.join(gpu.assumed)}")
+        texts.append(f"* from memory: no source was read for {', '.join(gpu.assumed)}")
     if gpu.also_seen:
         texts.append(f"also seen: {'; '.join(gpu.also_seen)}")
-    if gpu.notes:
-        texts.append(f"note: {gpu.notes}")
-    return [texts[0], *(f"  {text}" for text in texts[1:])]
+    texts += [f"{figure}: {source}" for figure, source in gpu.sources.items()]
+    return [*texts, f"note: {gpu.notes}"] if gpu.notes else texts
 
 
 def _flat(value: Any) -> Any:

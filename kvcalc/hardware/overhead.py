@@ -292,7 +292,7 @@ def _graphs(load: Load) -> OverheadPart:
         note = f"{where}; no model for MoE and MLA: 0.9-1.9 GiB seen"
         sizes = ("0.5", "1.4", "5") if inside else ("0.9", "1.4", "1.9")
         return _part("cuda_graphs", sizes, inside, "assumed", note)
-    typical = round(gib("0.35") + gib("0.016") * Fraction(load.layers, load.pp))
+    typical = round((Fraction("0.35") + Fraction("0.016") * Fraction(load.layers, load.pp)) * GIB)
     # The fit is at worst 0.23 GiB off; vLLM's own estimate is mostly 0.26 to 2.2 times what is then captured.
     low, high = (typical // 4, typical * 11 // 5) if inside else (typical - gib("0.23"), typical + gib("0.23"))
     note = f"0.35 + 0.016 GiB per layer with 51 + 51 captures; {where}"

@@ -1,23 +1,19 @@
 """Server command lines as a model and options: `vllm serve ...`, `llama-server ...`.
 
-The same words are found in a shell script, in a Dockerfile's CMD or ENTRYPOINT, and in a compose file's `command:`.
-Flags that decide the cache are taken over; flags that are known not to matter are dropped; the rest is listed as
+The words come from a user, or from a script, Dockerfile or compose file (`command_files`). Flags that decide the cache are taken over; flags that are known not to matter are dropped; the rest is listed as
 unknown, so that nobody takes an answer for more than it is.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from fractions import Fraction
 from typing import Any
 
-from kvcalc.errors import BadInput, Problem, SpecError
-from kvcalc.units import parse_bytes, parse_tokens
-from kvcalc.yaml_tree import parse, read_text
+from kvcalc.errors import BadInput
 
 
 @dataclass(frozen=True)
@@ -137,19 +133,39 @@ _LLAMA: dict[str, _Flag] = {
     ),
 }  # fmt: skip
 
-_FLASH_VALUES = ("on", "off", "auto", "0", "1", "-1", "true", "false")
-_SETS_ENVIRONMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*")
-_WRAPPERS = ("exec", "sudo", "nohup", "time", "env", "numactl", "uv", "run")
+# Values of -fa; before 2025-08 the flag was a switch.
+_FLASH_VALUES = {"on": "on", "off": "off", "auto": "auto", "1": "on", "0": "off", "-1": "auto", "true": "on",
+                 "false": "off"}  # fmt: skip
+_SWITCH_VALUES = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
+# vLLM's numbers: k, m and g are powers of 1000, K, M and G of 1024.
+_VLLM_NUMBER = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)([kmgtKMGT]?)")
+_VLLM_COUNTS = ("block_size", "max_num_batched_tokens", "num_gpu_blocks_override")
+
+_SETS_ENVIRONMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
+# Programs that start the program that follows them, perhaps after options of their own.
+_WRAPPERS = ("exec", "sudo", "nohup", "time", "timeout", "env", "numactl", "nice", "stdbuf", "taskset", "uv", "uvx",
+             "srun", "tini", "dumb-init")  # fmt: skip
+_LONGEST_WRAPPING = 16
+_CONTAINERS = ("docker", "podman", "nerdctl")
+# llama-server takes its options from the environment as well.
+_SETTING = "LLAMA_ARG_"
+
+
+class NotAServer(BadInput):
+    """Words that start something else than a server that is known."""
 
 
 def parse_command(words: Sequence[str], line: int = 1) -> ServerCommand:
-    """Return what the words of one command say; BadInput if they start no server that is known.
+    """Return what the words of one command say; NotAServer (a BadInput) if they start no server that is known.
 
-    Variables (`$MODEL`) are left as they are and reported where a number or a model is needed.
+    What a flag needs and a variable (`$TP`) leaves open is a BadInput, as is a command without a model.
     """
-    rest = _strip_wrappers(list(words))
+    settings, rest = _unwrapped(words)
     engine, flags, rest = _server(rest)
-    return _Reader(engine, flags, line).read(rest)
+    reader = _Reader(engine, flags, line)
+    if engine == "llama.cpp":
+        reader.unknown += settings
+    return reader.read(rest)
 
 
 def flag_of(engine: str, option: str, value: str) -> tuple[str, ...]:
@@ -161,39 +177,46 @@ def flag_of(engine: str, option: str, value: str) -> tuple[str, ...]:
     return ()
 
 
-def read_commands(path: Path) -> tuple[ServerCommand, ...]:
-    """Return the server commands in a shell script, Dockerfile or compose file; SpecError if there is none."""
-    text = read_text(path)
-    is_compose = path.suffix in (".yaml", ".yml")
-    lines = _compose_commands(text, str(path)) if is_compose else _script_commands(text)
-    found = []
-    for number, words in lines:
-        try:
-            found.append(parse_command(words, number))
-        except _NotAServer:
-            continue
-        except BadInput as error:
-            raise SpecError([Problem(str(path), number, 1, "", str(error))]) from None
-    if not found:
-        message = "has no command that starts vllm serve or llama-server"
-        raise SpecError([Problem(str(path), 1, 1, "", message)])
-    return tuple(found)
+def image_program(image: str) -> list[str]:
+    """Return the words that a well-known container image starts with; none for any other image."""
+    name = image.rsplit("/", 1)[-1]
+    if name.split(":", 1)[0].split("@", 1)[0] == "vllm-openai":
+        return ["vllm", "serve"]
+    server = name.startswith("llama.cpp:") and "server" in name
+    return ["llama-server"] if server else []
 
 
-class _NotAServer(BadInput):
-    """Words that start something else."""
+def _unwrapped(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the settings of llama-server in front, and the words without what only prepares the command."""
+    at, settings = 0, []
+    while at < len(words) and _SETS_ENVIRONMENT.fullmatch(words[at]):
+        if words[at].startswith(_SETTING):
+            settings.append(words[at])
+        at += 1
+    if at < len(words) and _base_name(words[at]) in _WRAPPERS:
+        last = min(at + _LONGEST_WRAPPING, len(words))
+        settings += [word for word in words[at:last] if word.startswith(_SETTING)]
+        at = next((place for place in range(at, last) if _is_server(words[place : place + 2])), at)
+    elif at < len(words) and _base_name(words[at]) in _CONTAINERS:
+        for place in range(at, min(at + 1_000, len(words))):
+            started = image_program(words[place])
+            if started:
+                return settings, [*started, *words[place + 1 :]]
+    return settings, list(words[at:])
 
 
-def _strip_wrappers(words: list[str]) -> list[str]:
-    """Return the words without what only prepares the command: variables, exec, sudo."""
-    while words and (_SETS_ENVIRONMENT.fullmatch(words[0]) or words[0] in _WRAPPERS):
-        words = words[1:]
-    return words
+def _base_name(word: str) -> str:
+    return word.replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".exe")
+
+
+def _is_server(words: Sequence[str]) -> bool:
+    program, after = _base_name(words[0]), list(words[1:2])
+    return program == "llama-server" or (program, after) == ("vllm", ["serve"]) or program.startswith("python")
 
 
 def _server(words: list[str]) -> tuple[str, dict[str, _Flag], list[str]]:
     """Return the engine, its flags and the words after the program's name."""
-    program = words[0].replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".exe") if words else ""
+    program = _base_name(words[0]) if words else ""
     if program == "vllm" and words[1:2] == ["serve"]:
         return "vllm", _VLLM, words[2:]
     if program.startswith("python") and words[1:2] == ["-m"] and "vllm.entrypoints" in "".join(words[2:3]):
@@ -201,8 +224,9 @@ def _server(words: list[str]) -> tuple[str, dict[str, _Flag], list[str]]:
     if program in ("llama-server", "llama-cli"):
         return "llama.cpp", _LLAMA, words[1:]
     if program == "vllm":
-        raise _NotAServer("only 'vllm serve MODEL ...' starts a server")
-    raise _NotAServer(f"'{program or 'nothing'}' is no server that is known; write vllm serve ... or llama-server ...")
+        raise NotAServer("only 'vllm serve MODEL ...' starts a server")
+    named = program if len(program) <= 40 else f"{program[:37]}..."
+    raise NotAServer(f"'{named or 'nothing'}' is no server that is known; write vllm serve ... or llama-server ...")
 
 
 class _Reader:
@@ -215,164 +239,126 @@ class _Reader:
         self.found: dict[str, str] = {}
         self.unknown: list[str] = []
 
-    def read(self, words: list[str]) -> ServerCommand:
+    def read(self, words: Sequence[str]) -> ServerCommand:
         """Return the command that the words describe."""
-        while words:
-            words = self._flag(words) if words[0].startswith("-") else self._positional(words)
+        left = deque(words)
+        while left:
+            word = left.popleft()
+            if word.startswith("-") and len(word) > 1:
+                self._flag(word, left)
+            elif self.engine == "vllm" and "model" not in self.found:
+                self.found["model"] = word
+            else:
+                self.unknown.append(word)
         return self._command()
 
-    def _positional(self, words: list[str]) -> list[str]:
-        if self.engine == "vllm" and "model" not in self.found:
-            self.found["model"] = words[0]
-        else:
-            self.unknown.append(words[0])
-        return words[1:]
-
-    def _flag(self, words: list[str]) -> list[str]:
-        name, equals, value = words[0].partition("=")
+    def _flag(self, word: str, left: deque[str]) -> None:
+        """Take one flag, and its value from what is left."""
+        name, equals, value = word.partition("=")
         known = self.flags.get(name) or self.flags.get(name.replace("_", "-"))
-        rest = [value, *words[1:]] if equals else words[1:]
         if known is None:
-            return self._unknown_flag(words[0], words[1:])
-        if known.target == "options.flash_attn" and (not rest or rest[0] not in _FLASH_VALUES):
-            known = _switch("flash_attn", "on")  # before 2025-08 the flag was a switch
-        if known.words == 0:
-            self._set(known.target, "true" if known.value is None else known.value)
-            return rest
-        if not rest:
+            self._unknown_flag(word, left)
+        elif known.target == "options.flash_attn":
+            value = value if equals else left[0] if left else ""
+            if not equals and value in _FLASH_VALUES:
+                left.popleft()
+            self.found[known.target] = _FLASH_VALUES.get(value, "on")
+        elif known.words == 0:
+            self._switch(word, known, value if equals else "true")
+        elif equals or left:
+            self._set(known, name, value if equals else left.popleft())
+        else:
             raise BadInput(f"{name} needs a value")
-        self._set(known.target, rest[0])
-        return rest[1:]
 
-    def _unknown_flag(self, flag: str, rest: list[str]) -> list[str]:
+    def _switch(self, word: str, known: _Flag, value: str) -> None:
+        """Take a switch; `--switch=false` leaves the default."""
+        if value.lower() not in _SWITCH_VALUES:
+            self.unknown.append(word)
+        elif _SWITCH_VALUES[value.lower()] and known.target:
+            self.found[known.target] = known.value or "true"
+
+    def _set(self, known: _Flag, name: str, value: str) -> None:
+        if "$" in value and known.target:
+            raise BadInput(f"{name} {_shortened(value)}: the value of the variable is not known; write it out")
+        if known.target:
+            self.found[known.target] = value
+
+    def _unknown_flag(self, word: str, left: deque[str]) -> None:
         """List an unknown flag with its values: the words up to the next flag."""
-        taken = next((index for index, word in enumerate(rest) if word.startswith("-")), len(rest))
-        if self.engine == "vllm" and "model" not in self.found and taken > 1:
-            taken = 1  # the model may still follow
-        self.unknown.append(" ".join([flag, *rest[:taken]]))
-        return rest[taken:]
-
-    def _set(self, target: str, value: str) -> None:
-        if target:
-            self.found[target] = value
+        taken = [word]
+        while left and not (left[0].startswith("-") and len(left[0]) > 1):
+            taken.append(left.popleft())
+            if self.engine == "vllm" and "model" not in self.found and left and not left[0].startswith("-"):
+                break  # the model may still follow
+        self.unknown.append(_shortened(" ".join(taken), 200))
 
     def _command(self) -> ServerCommand:
-        if "model" not in self.found:
-            raise BadInput("the command names no model")
-        arguments: dict[str, Any] = {}
+        model = self.found.get("model", "")
+        if not model:
+            seen = f" (not understood: {_shortened(', '.join(self.unknown))})" if self.unknown else ""
+            raise BadInput(f"the command names no model{seen}")
+        if "$" in model:
+            raise BadInput(f"the model is {_shortened(model)}, a variable whose value is not known; write it out")
+        dtype = self.found.get("arguments.dtype")
+        arguments: dict[str, Any] = {} if dtype in (None, "auto") else {"dtype": dtype}
         for name in ("tp", "pp", "dp", "dcp"):
             if (text := self.found.get(f"arguments.{name}")) is not None:
                 arguments[name] = _whole_number(text, name)
-        dtype = self.found.get("arguments.dtype")
-        if dtype not in (None, "auto"):
-            arguments["dtype"] = dtype
         options = {name[8:]: value for name, value in self.found.items() if name.startswith("options.")}
         if options.get("kv_cache_dtype") == "auto":
             del options["kv_cache_dtype"]
+        for name in _VLLM_COUNTS:
+            if self.engine == "vllm" and name in options:
+                options[name] = str(_vllm_number(options[name], f"--{name.replace('_', '-')}"))
         context, batch = self._context_and_batch(options)
         memory = self.found.get("kv_memory")
         return ServerCommand(
             self.engine,
-            self.found["model"],
+            model,
             context,
             batch,
             arguments,
             options,
             self.found.get("utilization"),
-            None if memory is None else parse_bytes(memory, "--kv-cache-memory-bytes"),
+            None if memory is None else _vllm_number(memory, "--kv-cache-memory-bytes"),
             tuple(self.unknown),
             self.line,
         )
 
     def _context_and_batch(self, options: dict[str, str]) -> tuple[int | None, int | None]:
-        """Return tokens per sequence and sequences; llama.cpp's -c counts the tokens of all slots together."""
+        """Return tokens per sequence and sequences.
+
+        llama.cpp's -c counts the tokens of all slots together, which share them out evenly unless the cache is unified.
+        """
         if self.engine == "vllm":
             length, sequences = self.found.get("context"), self.found.get("batch")
-            context = None if length in (None, "-1", "auto") else parse_tokens(str(length), "--max-model-len")
-            return context, None if sequences is None else _whole_number(sequences, "--max-num-seqs")
+            context = None if length in (None, "-1", "auto") else _vllm_number(str(length), "--max-model-len")
+            return context, None if sequences is None else _vllm_number(sequences, "--max-num-seqs")
         slots = _whole_number(options["n_seq_max"], "-np") if "n_seq_max" in options else None
         total = _whole_number(options["n_ctx"], "-c", lowest=0) if "n_ctx" in options else 0
         if not total:
             return None, slots
-        return max(total // (slots or 1), 1), slots
+        each = total if options.get("kv_unified") == "true" else total // (slots or 1)
+        return max(each, 1), slots
 
 
 def _whole_number(text: str, name: str, lowest: int = 1) -> int:
     if not re.fullmatch(r"[0-9]{1,15}", text) or int(text) < lowest:
-        raise BadInput(f"{name} {text} is not a whole number from {lowest} on")
+        raise BadInput(f"{name} {_shortened(text)} is not a whole number from {lowest} on")
     return int(text)
 
 
-def _script_commands(text: str) -> list[tuple[int, list[str]]]:
-    """Return (line, words) of every command in a shell script or Dockerfile, continued lines joined."""
-    found = []
-    number, pending, start = 0, "", 1
-    for number, raw in enumerate(text.splitlines(), 1):
-        start = start if pending else number
-        if raw.rstrip().endswith("\\"):
-            pending += raw.rstrip()[:-1] + " "
-            continue
-        found += [(start, words) for words in _split_line(pending + raw)]
-        pending = ""
-    if pending:
-        found += [(start, words) for words in _split_line(pending)]
-    return found
+def _vllm_number(text: str, name: str) -> int:
+    """Return a number as vLLM reads it: 8192, 8k (8,000), 8K (8,192), 1.5k."""
+    match = _VLLM_NUMBER.fullmatch(text)
+    if not match:
+        raise BadInput(f"{name} {_shortened(text)} is not a whole number")
+    power = "kmgt".find(match[2].lower()) + 1 if match[2] else 0
+    number = Fraction(match[1]) * (1000 if match[2].islower() else 1024) ** power
+    if number.denominator != 1 or number < 1:
+        raise BadInput(f"{name} {text} is not a whole number from 1 on")
+    return int(number)
 
 
-def _split_line(line: str) -> list[list[str]]:
-    """Return the words of each command on one logical line; a Dockerfile's exec form is JSON."""
-    instruction = re.match(r"\s*(?:CMD|ENTRYPOINT|RUN)\s+(.*)", line, re.IGNORECASE | re.DOTALL)
-    body = instruction[1].strip() if instruction else line
-    if instruction and body.startswith("["):
-        try:
-            words = json.loads(body)
-        except ValueError:
-            return []
-        return [[str(word) for word in words]] if isinstance(words, list) else []
-    lexer = shlex.shlex(body, posix=True, punctuation_chars=";&|")
-    lexer.whitespace_split = True
-    lexer.commenters = "#"
-    try:
-        tokens = list(lexer)
-    except ValueError:  # an unbalanced quote: not a command that could be judged
-        return []
-    commands: list[list[str]] = [[]]
-    for token in tokens:
-        if token and set(token) <= set(";&|"):
-            commands.append([])
-        else:
-            commands[-1].append(token)
-    return [words for words in commands if words]
-
-
-def _compose_commands(text: str, file: str) -> list[tuple[int, list[str]]]:
-    """Return (line, words) of every `command` and `entrypoint` of a compose file's services."""
-    tree = parse(text, file)
-    services = tree.data.get("services") if isinstance(tree.data, dict) else None
-    found = []
-    for name, service in services.items() if isinstance(services, dict) else ():
-        if not isinstance(service, dict):
-            continue
-        words = [word for key in ("entrypoint", "command") for word in _compose_words(service.get(key))]
-        image = service.get("image")
-        if words and words[0].startswith("-") and isinstance(image, str):
-            words = _image_program(image) + words
-        if words:
-            found.append((tree.keys[("services", name)][0], words))
-    return found
-
-
-def _compose_words(value: Any) -> list[str]:
-    if isinstance(value, list):
-        return [str(word) for word in value]
-    try:
-        return shlex.split(value) if isinstance(value, str) else []
-    except ValueError:
-        return []
-
-
-def _image_program(image: str) -> list[str]:
-    """Return the program that a well-known image starts, whose compose command holds only its flags."""
-    if "vllm" in image:
-        return ["vllm", "serve"]
-    return ["llama-server"] if "llama" in image else []
+def _shortened(text: str, limit: int = 60) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

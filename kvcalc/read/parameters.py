@@ -10,13 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from kvcalc.read.hf_fields import EXPERTS, INNER, Fields
-from kvcalc.spec.model import Layer, ModelSpec
+from kvcalc.spec.model import ModelSpec
+
+if TYPE_CHECKING:
+    from kvcalc.spec.kinds._base import Heads
+    from kvcalc.spec.kinds.indexer import Indexer
+    from kvcalc.spec.kinds.mla import Mla
+    from kvcalc.spec.kinds.state import GatedDeltaNet, Kda, Mamba1, Mamba2, RgLru
 
 MAX_PARAMETERS = 10**15
-
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,13 @@ class Unknown:
     """The number of parameters is not known, and why."""
 
     why: str
+
+
+class _Layer(NamedTuple):
+    """A layer of a spec; which kinds it has follows from the model type, and each counter knows its own."""
+
+    names: tuple[str, ...]
+    kinds: tuple[Any, ...]
 
 
 class _NotCountedError(Exception):
@@ -37,7 +49,7 @@ def count_parameters(config: Fields, spec: ModelSpec) -> int | Unknown:
         why = _WHY_NOT.get(config.model_type, "no class of transformers to check a count against")
         return Unknown(f"model type {config.model_type} is not counted: {why}")
     try:
-        count = counter(config, spec.layers)
+        count = counter(config, tuple(_Layer(layer.names, layer.kinds) for layer in spec.layers))
     except _NotCountedError as error:
         return Unknown(str(error))
     return count if 1 <= count <= MAX_PARAMETERS else Unknown(f"{count:,} is more than any model has")
@@ -48,7 +60,7 @@ def counted_types() -> tuple[str, ...]:
     return tuple(sorted(_COUNTERS))
 
 
-_Counter: TypeAlias = "Callable[[Fields, tuple[Layer, ...]], int]"
+_Counter: TypeAlias = "Callable[[Fields, tuple[_Layer, ...]], int]"
 
 
 # --- Pieces -----------------------------------------------------------------------------------------------------------
@@ -80,6 +92,13 @@ def _require_tied(config: Fields) -> None:
         raise _NotCountedError(f"tie_word_embeddings is off, and no {config.model_type} without it is known")
 
 
+def _perhaps(config: Fields, name: str) -> int:
+    """Return a number of parts that a model may do without, by a null; one that is left out has no known number."""
+    if name in config.data:
+        return config.optional(name) or 0
+    return _size(config, name)
+
+
 def _on(config: Fields, switch: str | bool) -> bool:
     """Return a switch that is fixed by the model type, or the field that has it."""
     return switch if isinstance(switch, bool) else config.flag(switch)
@@ -98,7 +117,7 @@ def _embeddings(config: Fields, head_bias: bool = False) -> int:
 
 def _attention(
     config: Fields,
-    kind: Any,
+    kind: Heads,
     qkv_bias: bool = False,
     out_bias: bool = False,
     *,
@@ -117,7 +136,7 @@ def _attention(
     return projections + _linear(kind.heads * kind.value_dim, config.hidden, out_bias) + norm
 
 
-def _latent(config: Fields, kind: Any) -> int:
+def _latent(config: Fields, kind: Mla) -> int:
     """Return multi-head latent attention: Q (perhaps through a rank of its own), the latent, K and V, output."""
     hidden, bias, rank = config.hidden, config.flag("attention_bias"), config.positive("q_lora_rank")
     nope, value = kind.qk_nope_head_dim, kind.v_head_dim
@@ -130,7 +149,7 @@ def _latent(config: Fields, kind: Any) -> int:
     return query + latent + expanded + _linear(kind.heads * value, hidden, bias)
 
 
-def _indexer(config: Fields, kind: Any) -> int:
+def _indexer(config: Fields, kind: Indexer) -> int:
     """Return a sparse selection's queries (from Q's rank), keys with their norm, and head weights."""
     heads, size = _size(config, "index_n_heads"), kind.index_head_dim
     return _linear(_size(config, "q_lora_rank"), heads * size) + _linear(config.hidden, size + heads) + 2 * size
@@ -153,7 +172,7 @@ def _experts(config: Fields, inner: int, shared: int = 0, count: int | None = No
     return count * (each + config.hidden) + (_gated_mlp(config, shared) if shared else 0)
 
 
-def _mamba1(config: Fields, kind: Any, bias: bool, conv_bias: bool, rank: int) -> int:
+def _mamba1(config: Fields, kind: Mamba1, bias: bool, conv_bias: bool, rank: int) -> int:
     """Return Mamba 1: in, convolution, the projection to time step, B and C, time step, A, D, out."""
     channels, state = kind.channels, kind.state_size
     inputs = _linear(config.hidden, 2 * channels, bias) + channels * (kind.conv_kernel + conv_bias)
@@ -161,7 +180,7 @@ def _mamba1(config: Fields, kind: Any, bias: bool, conv_bias: bool, rank: int) -
     return inputs + steps + channels * (state + 1) + _linear(channels, config.hidden, bias)
 
 
-def _mamba2(config: Fields, kind: Any, bias: bool, conv_bias: bool, norm: bool = True) -> int:
+def _mamba2(config: Fields, kind: Mamba2, bias: bool, conv_bias: bool, norm: bool = True) -> int:
     """Return Mamba 2: in (gate, x, B, C, time step), convolution, time step, A, D, gated norm, out."""
     channels = kind.state_heads * kind.state_head_dim
     mixed = channels + 2 * kind.groups * kind.state_size
@@ -175,7 +194,7 @@ def _time_step_rank(config: Fields, name: str) -> int:
     return -(-config.hidden // 16) if rank in (None, "auto") else _size(config, name)
 
 
-def _gated_delta_net(config: Fields, kind: Any) -> int:
+def _gated_delta_net(config: Fields, kind: GatedDeltaNet) -> int:
     """Return gated DeltaNet: Q, K, V, gate, two factors per head, convolution, A and time step, norm, out."""
     keys, values = kind.key_heads * kind.key_head_dim, kind.value_heads * kind.value_head_dim
     projections = _linear(config.hidden, 2 * keys + 2 * values + 2 * kind.value_heads)
@@ -183,7 +202,7 @@ def _gated_delta_net(config: Fields, kind: Any) -> int:
     return projections + (2 * keys + values) * kind.conv_kernel + small + _linear(values, config.hidden)
 
 
-def _sum(layers: Iterable[Layer], count: Callable[[int, Any], int]) -> int:
+def _sum(layers: Iterable[_Layer], count: Callable[[int, Any], int]) -> int:
     """Return the sum over layers of a count by index and first kind (None for a layer that keeps nothing)."""
     return sum(count(index, layer.kinds[0] if layer.kinds else None) for index, layer in enumerate(layers))
 
@@ -210,7 +229,7 @@ class _Dense:
     head_bias: bool = False
     extra: int = 0
 
-    def __call__(self, config: Fields, layers: tuple[Layer, ...]) -> int:
+    def __call__(self, config: Fields, layers: tuple[_Layer, ...]) -> int:
         """Return the parameters of all."""
         norm = config.hidden * (1 + self.norm_bias)
         mlp_bias = _on(config, self.mlp_bias)
@@ -221,20 +240,20 @@ class _Dense:
         return _embeddings(config, self.head_bias) + each + norm * self.final_norm
 
 
-def _cohere(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _cohere(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """Cohere: attention and MLP side by side after one norm; Q and K are normed with `use_qk_norm`."""
     norm = "full" if config.flag("use_qk_norm") else ""
     return _Dense("attention_bias", "attention_bias", qk_norm=norm, norms=1)(config, layers)
 
 
-def _stablelm(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _stablelm(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """StableLM: norms with biases, one where attention and MLP are parallel; Q and K normed head by head."""
     parallel = config.flag("use_parallel_residual")
     norm = "full" if config.flag("qk_layernorm") else ""
     return _Dense("use_qkv_bias", qk_norm=norm, norms=1 if parallel else 2, norm_bias=True)(config, layers)
 
 
-def _phi(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _phi(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """Phi-1 and Phi-2: biases everywhere, the head included; a norm for Q and one for K if asked for."""
     extra = 4 * (config.hidden // config.heads) if config.flag("qk_layernorm") else 0
     dense = _Dense(True, True, True, norms=1, norm_bias=True, gated=False, head_bias=True, extra=extra)
@@ -280,7 +299,7 @@ _DENSE: dict[str, _Counter] = {
 # --- Older decoders ---------------------------------------------------------------------------------------------------
 
 
-def _gpt2(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _gpt2(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """GPT-2 and GPT-BigCode: biases everywhere, learned positions."""
     hidden = config.hidden
     mlp = _plain_mlp(config, config.positive(*INNER) or 4 * hidden, bias=True)
@@ -288,7 +307,7 @@ def _gpt2(config: Fields, layers: tuple[Layer, ...]) -> int:
     return _embeddings(config) + _size(config, "n_positions") * hidden + each + 2 * hidden
 
 
-def _gptj(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _gptj(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """GPT-J and CodeGen: no biases in the attention, one norm, a head with a bias."""
     hidden = config.hidden
     mlp = _plain_mlp(config, config.positive(*INNER) or 4 * hidden, bias=True)
@@ -296,12 +315,12 @@ def _gptj(config: Fields, layers: tuple[Layer, ...]) -> int:
     return _embeddings(config, head_bias=True) + each + 2 * hidden
 
 
-def _gpt_neox(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _gpt_neox(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """GPT-NeoX and Pythia: biases everywhere, those of the attention by `attention_bias`."""
     return _Dense(*_BIASED, True, norm_bias=True, gated=False)(config, layers)
 
 
-def _opt(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _opt(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """OPT: learned positions with two in front; projections where the embeddings have a width of their own."""
     hidden, bias = config.hidden, config.flag("enable_bias")
     norm = 2 * hidden if config.flag("layer_norm_elementwise_affine") else 0
@@ -314,7 +333,7 @@ def _opt(config: Fields, layers: tuple[Layer, ...]) -> int:
     return words + (_size(config, "max_position_embeddings") + 2) * hidden + each + last
 
 
-def _bloom(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _bloom(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """BLOOM: biases everywhere, and a norm after the embeddings."""
     hidden = config.hidden
     mlp = _plain_mlp(config, 4 * hidden, bias=True)
@@ -322,7 +341,7 @@ def _bloom(config: Fields, layers: tuple[Layer, ...]) -> int:
     return _embeddings(config) + each + 4 * hidden
 
 
-def _falcon(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _falcon(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """Falcon: one norm before attention and MLP side by side, two in the newer layout or one after the other."""
     hidden, bias = config.hidden, config.flag("bias")
     mlp = _plain_mlp(config, config.positive("ffn_hidden_size") or 4 * hidden, bias)
@@ -333,7 +352,7 @@ def _falcon(config: Fields, layers: tuple[Layer, ...]) -> int:
     return _embeddings(config) + each + 2 * hidden
 
 
-def _mpt(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _mpt(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """MPT as transformers has it: no biases; norms without them too."""
     mlp = _plain_mlp(config, _size(config, "expansion_ratio") * config.hidden)
     each = _sum(layers, lambda _, kind: _attention(config, kind) + mlp + 2 * config.hidden)
@@ -343,7 +362,7 @@ def _mpt(config: Fields, layers: tuple[Layer, ...]) -> int:
 # --- Mixtures of experts ----------------------------------------------------------------------------------------------
 
 
-def _mixtral(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _mixtral(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """Mixtral, and Granite's mixture: experts in every layer."""
     experts = _experts(config, _size(config, "intermediate_size"))
     bias = config.flag("attention_bias") and config.model_type == "granitemoe"
@@ -351,14 +370,14 @@ def _mixtral(config: Fields, layers: tuple[Layer, ...]) -> int:
     return _embeddings(config) + each + config.hidden
 
 
-def _phimoe(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _phimoe(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """Phi-3.5-MoE: norms with biases."""
     bias, experts = config.flag("attention_bias"), _experts(config, _size(config, "intermediate_size"))
     each = _sum(layers, lambda _, kind: _attention(config, kind, bias, bias) + experts + 4 * config.hidden)
     return _embeddings(config, config.flag("lm_head_bias")) + each + 2 * config.hidden
 
 
-def _olmoe(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _olmoe(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """OLMoE and MiniMax-M2: experts in every layer, Q and K normed as a whole."""
     bias, experts = config.flag("attention_bias"), _experts(config, _size(config, "intermediate_size"))
     each = _sum(
@@ -367,7 +386,7 @@ def _olmoe(config: Fields, layers: tuple[Layer, ...]) -> int:
     return _embeddings(config) + each + config.hidden
 
 
-def _qwen_moe(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _qwen_moe(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """Qwen 2 and 3 with experts: some layers may be dense; Qwen 2 has a gated shared expert, Qwen 3 norms Q and K."""
     second = config.model_type == "qwen2_moe"
     biases = (config.flag("qkv_bias"), False) if second else (config.flag("attention_bias"),) * 2
@@ -397,7 +416,7 @@ def _qwen_sparse_layers(config: Fields) -> frozenset[int]:
     return frozenset(index for index in range(config.layers) if index not in dense and (index + 1) % step == 0)
 
 
-def _gpt_oss(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _gpt_oss(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """gpt-oss: a sink for every head, biases in router and experts."""
     inner, count, hidden = _size(config, "intermediate_size"), _size(config, *EXPERTS), config.hidden
     experts = count * (_gated_mlp(config, inner, bias=True) + hidden + 1)
@@ -411,10 +430,9 @@ def _dense_layers(config: Fields) -> frozenset[int]:
     types = config.strings("mlp_layer_types")
     if types:
         return frozenset(index for index, name in enumerate(types) if name == "dense")
-    first = config.optional("first_k_dense_replace")
-    if first is None:  # GLM-4.7-Flash's class has a list of which only the first is dense
-        first = 1 if config.model_type == "glm4_moe_lite" else 0
-    return frozenset(range(first))
+    if config.get("first_k_dense_replace") is None and config.model_type == "glm4_moe_lite":
+        return frozenset((0,))  # its class has such a list
+    return frozenset(range(min(_size(config, "first_k_dense_replace"), config.layers)))
 
 
 def _deepseek_feed_forward(config: Fields, dense: bool) -> int:
@@ -422,10 +440,10 @@ def _deepseek_feed_forward(config: Fields, dense: bool) -> int:
     if dense:
         return _gated_mlp(config, _size(config, "intermediate_size"))
     inner = _size(config, "moe_intermediate_size")
-    return _experts(config, inner, inner * (config.optional("n_shared_experts") or 0))
+    return _experts(config, inner, inner * _perhaps(config, "n_shared_experts"))
 
 
-def _glm4_moe(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _glm4_moe(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """GLM-4.5 to 4.7: DeepSeek's experts; biases for Q, K and V only."""
     bias, norm = config.flag("attention_bias"), "head" if config.flag("use_qk_norm") else ""
     dense = _dense_layers(config)
@@ -437,7 +455,7 @@ def _glm4_moe(config: Fields, layers: tuple[Layer, ...]) -> int:
     return _embeddings(config) + _sum(layers, layer) + config.hidden
 
 
-def _deepseek(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _deepseek(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """DeepSeek V2 to V3.2, Kimi K2, GLM-4.7-Flash and 5, Mistral 4: latent attention, and indexers in some layers."""
     if config.model_type == "deepseek_v2":
         _require_off(config, "mlp_bias")
@@ -450,18 +468,18 @@ def _deepseek(config: Fields, layers: tuple[Layer, ...]) -> int:
     return total
 
 
-def _minicpm3(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _minicpm3(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """MiniCPM3: latent attention, dense MLPs."""
     mlp = _gated_mlp(config, _size(config, "intermediate_size"), config.flag("mlp_bias"))
     each = _sum(layers, lambda _, kind: _latent(config, kind) + mlp + 2 * config.hidden)
     return _embeddings(config) + each + config.hidden
 
 
-def _ernie_moe(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _ernie_moe(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """ERNIE 4.5 with experts: in every `moe_layer_interval`-th layer from a first to a last one."""
     hidden, bias = config.hidden, config.flag("use_bias")
     inner, count = _size(config, "moe_intermediate_size"), _size(config, *EXPERTS)
-    shared = inner * (config.optional("moe_num_shared_experts") or 0)
+    shared = inner * _perhaps(config, "moe_num_shared_experts")
     # The router's correction is a parameter here.
     experts = _experts(config, inner, 0) + count + (_gated_mlp(config, shared, bias) if shared else 0)
     dense = _gated_mlp(config, _size(config, "intermediate_size"), bias)
@@ -476,7 +494,7 @@ def _ernie_moe(config: Fields, layers: tuple[Layer, ...]) -> int:
     return _embeddings(config, head_bias=bias) + _sum(layers, layer) + hidden
 
 
-def _llama4(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _llama4(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """Llama 4: experts beside a shared one in every n-th layer or as listed, wider MLPs in the others."""
     inner, bias = _size(config, "intermediate_size"), config.flag("attention_bias")
     experts, dense = _experts(config, inner, inner), _gated_mlp(config, _size(config, "intermediate_size_mlp"))
@@ -490,7 +508,7 @@ def _llama4(config: Fields, layers: tuple[Layer, ...]) -> int:
     return _embeddings(config) + _sum(layers, layer) + config.hidden
 
 
-def _mimo_v2(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _mimo_v2(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """MiMo-V2: a sink for every head of layers with a window; K and V of their own sizes; experts as listed."""
     bias, inner = config.flag("attention_bias"), _size(config, "moe_intermediate_size")
     experts, dense = _experts(config, inner), _gated_mlp(config, _size(config, "intermediate_size"))
@@ -508,20 +526,20 @@ def _mimo_v2(config: Fields, layers: tuple[Layer, ...]) -> int:
     return _embeddings(config) + _sum(layers, layer) + config.hidden
 
 
-def _mllama(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _mllama(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """Llama 3.2 Vision's text model: eight embeddings without a head row; gates and Q and K norms to the image."""
     hidden, mlp = config.hidden, _gated_mlp(config, _size(config, "intermediate_size"))
     _require_off(config, "tie_word_embeddings")
     vocabulary = _size(config, "vocab_size")
 
     def layer(_: int, kind: Any) -> int:
-        cross = kind.name == "cross"
+        cross = bool(kind.name == "cross")
         return _attention(config, kind, qk_norm="head" if cross else "") + mlp + 2 * hidden + 2 * cross
 
     return (2 * vocabulary + 8) * hidden + _sum(layers, layer) + hidden
 
 
-def _dbrx(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _dbrx(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """DBRX: experts described by a nested `ffn_config`."""
     nested = config.data.get("ffn_config")
     if not isinstance(nested, dict):
@@ -538,7 +556,7 @@ def _dbrx(config: Fields, layers: tuple[Layer, ...]) -> int:
 # --- Recurrent and hybrid models --------------------------------------------------------------------------------------
 
 
-def _mamba_model(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _mamba_model(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """Mamba and Falcon Mamba: one norm and a mixer per layer."""
     bias, conv_bias = config.flag("use_bias"), config.flag("use_conv_bias")
     rank = _time_step_rank(config, "time_step_rank")
@@ -546,14 +564,14 @@ def _mamba_model(config: Fields, layers: tuple[Layer, ...]) -> int:
     return _embeddings(config) + each + config.hidden
 
 
-def _mamba2_model(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _mamba2_model(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """Mamba 2: one norm and a mixer per layer."""
     bias, conv_bias = config.flag("use_bias"), config.flag("use_conv_bias")
     each = _sum(layers, lambda _, kind: _mamba2(config, kind, bias, conv_bias) + config.hidden)
     return _embeddings(config) + each + config.hidden
 
 
-def _jamba(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _jamba(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """Jamba: Mamba with norms for time step, B and C; experts in every n-th layer."""
     bias, conv_bias = config.flag("mamba_proj_bias"), config.flag("mamba_conv_bias")
     rank = _time_step_rank(config, "mamba_dt_rank")
@@ -562,7 +580,7 @@ def _jamba(config: Fields, layers: tuple[Layer, ...]) -> int:
 
     def layer(index: int, kind: Any) -> int:
         if kind.name == "state":
-            mixer = _mamba1(config, kind, bias, conv_bias, rank) + rank + 2 * kind.state_size
+            mixer = _mamba1(config, kind, bias, conv_bias, rank) + rank + 2 * int(kind.state_size)
         else:
             mixer = _attention(config, kind)
         sparse = count > 1 and index % period == offset
@@ -571,7 +589,7 @@ def _jamba(config: Fields, layers: tuple[Layer, ...]) -> int:
     return _embeddings(config) + _sum(layers, layer) + config.hidden
 
 
-def _bamba(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _bamba(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """Bamba and Granite 4: Mamba 2 or attention, then an MLP, or experts beside a shared MLP."""
     bias, conv_bias, attention_bias = (
         config.flag(name) for name in ("mamba_proj_bias", "mamba_conv_bias", "attention_bias")
@@ -593,7 +611,7 @@ def _bamba(config: Fields, layers: tuple[Layer, ...]) -> int:
     return _embeddings(config) + _sum(layers, layer) + config.hidden
 
 
-def _falcon_h1(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _falcon_h1(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """Falcon-H1: attention and Mamba 2 side by side, then an MLP."""
     attention_bias, conv_bias = config.flag("attention_bias"), config.flag("mamba_conv_bias")
     _require_off(config, "mamba_proj_bias", "projectors_bias")
@@ -606,7 +624,7 @@ def _falcon_h1(config: Fields, layers: tuple[Layer, ...]) -> int:
     return total
 
 
-def _nemotron_h(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _nemotron_h(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """Nemotron-H: every layer is one norm and one mixer: Mamba 2, attention, an MLP, or experts."""
     _require_off(config, "attention_bias", "mlp_bias", "mamba_proj_bias", "tie_word_embeddings")
     mamba_biases = config.flag("use_bias"), config.flag("use_conv_bias")
@@ -642,7 +660,7 @@ def _nemotron_experts(config: Fields) -> int:
     return (2 * hidden * latent if latent else 0) + routed + shared
 
 
-def _qwen_hybrid(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _qwen_hybrid(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """Qwen3-Next and Qwen3.5: gated DeltaNet or attention with a gate, then an MLP or experts."""
     bias = config.flag("attention_bias")
     sparse = frozenset[int]()
@@ -661,7 +679,7 @@ def _qwen_hybrid(config: Fields, layers: tuple[Layer, ...]) -> int:
     return _embeddings(config) + _sum(layers, layer) + config.hidden
 
 
-def _olmo_hybrid(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _olmo_hybrid(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """OLMo Hybrid: gated DeltaNet, or attention with Q and K normed as a whole."""
     bias, mlp = config.flag("attention_bias"), _gated_mlp(config, _size(config, "intermediate_size"))
 
@@ -673,13 +691,13 @@ def _olmo_hybrid(config: Fields, layers: tuple[Layer, ...]) -> int:
     return _embeddings(config) + _sum(layers, layer) + config.hidden
 
 
-def _kimi_linear(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _kimi_linear(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """Kimi Linear: KDA or latent attention, then DeepSeek's feed-forward under names of its own."""
     _require_off(config, "tie_word_embeddings")
     if config.model_type == "kimi_k3" or config.get("latent_moe_use_norm") or config.get("attn_res_block_size"):
         raise _NotCountedError("Kimi K3 has parts that transformers does not have")
     inner = _size(config, "moe_intermediate_size")
-    experts = _experts(config, inner, inner * (config.optional("num_shared_experts") or 0))
+    experts = _experts(config, inner, inner * _perhaps(config, "num_shared_experts"))
     dense, first = _gated_mlp(config, _size(config, "intermediate_size")), config.optional("first_k_dense_replace")
     types = config.strings("mlp_layer_types") or [
         "dense" if index < (first or 0) else "sparse" for index in range(len(layers) if first is not None else 0)
@@ -694,7 +712,7 @@ def _kimi_linear(config: Fields, layers: tuple[Layer, ...]) -> int:
     return _embeddings(config) + _sum(layers, layer) + config.hidden
 
 
-def _kda(config: Fields, kind: Any) -> int:
+def _kda(config: Fields, kind: Kda) -> int:
     """Return Kimi Delta Attention: Q, K, V, convolution, forget and output gates of low rank, norm, out."""
     size, hidden = kind.state_head_dim, config.hidden
     width = kind.state_heads * size
@@ -703,7 +721,7 @@ def _kda(config: Fields, kind: Any) -> int:
     return _linear(hidden, 3 * width) + 3 * width * kind.conv_kernel + gates + factors + size + _linear(width, hidden)
 
 
-def _lfm2(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _lfm2(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """LFM2: a gated short convolution or attention, then an MLP whose size is worked out from the published one."""
     bias, mlp = config.flag("conv_bias"), _gated_mlp(config, _lfm2_inner(config))
     each = _sum(layers, lambda _, kind: _lfm2_mixer(config, kind, bias) + mlp + 2 * config.hidden)
@@ -725,7 +743,7 @@ def _lfm2_inner(config: Fields) -> int:
     return -(-int(multiplier * inner) // multiple) * multiple
 
 
-def _lfm2_moe(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _lfm2_moe(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """LFM2 with experts after the first dense layers; the published MLP sizes are the real ones."""
     hidden, bias, first = config.hidden, config.flag("conv_bias"), config.optional("num_dense_layers") or 0
     dense = _gated_mlp(config, _size(config, "intermediate_size"))
@@ -741,17 +759,17 @@ def _lfm2_mixer(config: Fields, kind: Any, bias: bool) -> int:
     """Return a gated short convolution, or attention with normed Q and K."""
     if kind.name != "state":
         return _attention(config, kind, qk_norm="head")
-    hidden = config.hidden
-    return _linear(hidden, 3 * hidden, bias) + hidden * (kind.conv_kernel + bias) + _linear(hidden, hidden, bias)
+    hidden, kernel = config.hidden, int(kind.conv_kernel)
+    return _linear(hidden, 3 * hidden, bias) + hidden * (kernel + bias) + _linear(hidden, hidden, bias)
 
 
-def _minimax(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _minimax(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """MiniMax-Text-01 and M1: lightning attention with a norm and a gate, or attention; experts in every layer."""
     hidden, experts = config.hidden, _experts(config, _size(config, "intermediate_size"))
 
     def layer(_: int, kind: Any) -> int:
         if kind.name == "state":
-            width = kind.state_heads * kind.state_head_dim
+            width = int(kind.state_heads * kind.state_head_dim)
             mixer = _linear(hidden, 4 * width) + _linear(width, hidden) + width
         else:
             mixer = _attention(config, kind)
@@ -760,7 +778,7 @@ def _minimax(config: Fields, layers: tuple[Layer, ...]) -> int:
     return _embeddings(config) + _sum(layers, layer) + hidden
 
 
-def _zamba(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _zamba(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """Zamba: Mamba in every layer, and one block of attention and MLP over twice the width that hybrid layers share."""
     _require_tied(config)
     hidden, biases = config.hidden, (config.flag("mamba_proj_bias"), config.flag("mamba_conv_bias"))
@@ -774,7 +792,7 @@ def _zamba(config: Fields, layers: tuple[Layer, ...]) -> int:
     return total + len(hybrid) * hidden * hidden
 
 
-def _recurrent_gemma(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _recurrent_gemma(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """RecurrentGemma: RG-LRU or attention, then an MLP of half the published size; biases but in Q, K and V."""
     hidden, bias = config.hidden, config.flag("attention_bias")
     mlp = _gated_mlp(config, _size(config, "intermediate_size") // 2, bias=True)
@@ -786,7 +804,7 @@ def _recurrent_gemma(config: Fields, layers: tuple[Layer, ...]) -> int:
     return _embeddings(config) + _sum(layers, layer) + hidden
 
 
-def _rg_lru(config: Fields, kind: Any) -> int:
+def _rg_lru(config: Fields, kind: RgLru) -> int:
     """Return RG-LRU: two projections in, convolution, two block-diagonal gates, the decay, out."""
     width, block = kind.channels, kind.channels // config.heads
     projections = 2 * _linear(config.hidden, width, bias=True) + _linear(width, config.hidden, bias=True)
@@ -794,7 +812,7 @@ def _rg_lru(config: Fields, kind: Any) -> int:
     return projections + width * (kind.conv_kernel + 1) + gates + width
 
 
-def _rwkv4(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _rwkv4(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """RWKV 4: time mixing and channel mixing, norms with biases, one more before the first layer."""
     hidden = config.hidden
     inner = config.positive("intermediate_size") or 4 * hidden
@@ -807,7 +825,7 @@ def _rwkv4(config: Fields, layers: tuple[Layer, ...]) -> int:
 # --- Gemma 3n and 4 ---------------------------------------------------------------------------------------------------
 
 
-def _gemma4(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _gemma4(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """Gemma 4: embeddings for every layer, layers without K and V of their own, some with experts beside the MLP."""
     hidden, own, each = config.hidden, config.optional("hidden_size_per_layer_input") or 0, 0
     inner, by_name = _size(config, "intermediate_size"), {name: k for row in layers for name, k in _named(row)}
@@ -821,11 +839,11 @@ def _gemma4(config: Fields, layers: tuple[Layer, ...]) -> int:
     return _embeddings(config) + each + hidden + _per_layer_embeddings(config, len(layers), own)
 
 
-def _named(layer: Layer) -> Iterable[tuple[str, Any]]:
+def _named(layer: _Layer) -> Iterable[tuple[str, Any]]:
     return zip(layer.names, layer.kinds, strict=True)
 
 
-def _gemma4_attention(config: Fields, kind: Any, shared: bool) -> int:
+def _gemma4_attention(config: Fields, kind: Heads, shared: bool) -> int:
     """Return Q and the output, and K and V where they are the layer's own; V may be K, in the global layers."""
     bias = config.flag("attention_bias")
     query, key = kind.heads * kind.head_dim, kind.kv_heads * kind.head_dim
@@ -847,7 +865,7 @@ def _per_layer_embeddings(config: Fields, layers: int, own: int) -> int:
     return layers * own * (_size(config, "vocab_size_per_layer_input") + config.hidden) + own
 
 
-def _gemma3n(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _gemma3n(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """Gemma 3n: AltUp's copies of the stream, LAuReL's low-rank residuals, embeddings for every layer."""
     hidden, own = config.hidden, _size(config, "hidden_size_per_layer_input")
     copies, rank = _size(config, "altup_num_inputs"), _size(config, "laurel_rank")
@@ -870,7 +888,7 @@ def _gemma3n(config: Fields, layers: tuple[Layer, ...]) -> int:
 # --- Encoder and decoder ----------------------------------------------------------------------------------------------
 
 
-def _t5(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _t5(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """T5: no biases; relative positions in the first layer of each half; gated MLPs since 1.1."""
     width, inner, model = config.heads * _size(config, "d_kv"), _size(config, "d_ff"), config.hidden
     gated = config.flag("is_gated_act") or str(config.get("feed_forward_proj")).startswith("gated-")
@@ -881,7 +899,7 @@ def _t5(config: Fields, layers: tuple[Layer, ...]) -> int:
     return _embeddings(config) + encoder + len(layers) * (2 * attention + mlp) + positions + 2 * model
 
 
-def _bart(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _bart(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """BART: biases everywhere, learned positions with two in front, a norm after the embeddings of each half."""
     _require_tied(config)
     model = config.hidden
@@ -898,7 +916,7 @@ def _feed_forward_halves(config: Fields) -> list[int]:
     return [_plain_mlp(config, size, bias=True) + 2 * config.hidden for size in sizes]
 
 
-def _whisper(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _whisper(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """Whisper: two convolutions over the mel bands; keys have no bias; a norm after each half."""
     model = config.hidden
     attention = 4 * _linear(model, model, bias=True) - model + 2 * model
@@ -909,7 +927,7 @@ def _whisper(config: Fields, layers: tuple[Layer, ...]) -> int:
     return _embeddings(config) + sound + positions + encoder + len(layers) * (2 * attention + half[1]) + 4 * model
 
 
-def _internlm(config: Fields, layers: tuple[Layer, ...]) -> int:
+def _internlm(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """InternLM 2 and 3: as Llama; their own switches for biases are off in what has been checked."""
     _require_off(config, "bias", "qkv_bias", "attention_bias", "mlp_bias")
     return _Dense()(config, layers)

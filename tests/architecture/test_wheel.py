@@ -26,6 +26,7 @@ CALLS = {
     "compare": ["gpt2-small", "llama-3.1-8b", "--ctx", "1024"],
     "models": [],
     "show": ["qwen3-next-80b-a3b"],
+    "gpus": ["h100"],
     "engines": [],
     "import": ["{folder}/config.json"],
     "plot": ["context", "gpt2-small", "-o", "{folder}/curve.html"],
@@ -104,7 +105,8 @@ def test_the_wheel_holds_the_specs_and_no_tests(wheel: Path) -> None:
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "kvcalc").rglob("*.py")}
     specs = {f"kvcalc/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "model_specs").rglob("*.yaml")}
     assert specs
-    expected = modules | specs | {"kvcalc/py.typed", "kvcalc/model_specs/index.json", "kvcalc/model_specs/schema.json"}
+    data = ("hardware/gpus.yaml", "hardware/weights.yaml", "model_specs/index.json", "model_specs/schema.json")
+    expected = modules | specs | {"kvcalc/py.typed", *(f"kvcalc/{name}" for name in data)}
     assert expected <= names
     folders = {name.partition("/")[0] for name in names}
     assert {folder for folder in folders if not folder.endswith(".dist-info")} == {"kvcalc"}

@@ -99,6 +99,8 @@ def test_what_is_held_once_fits_any_batch() -> None:
 def test_a_huge_budget_still_has_a_largest_batch() -> None:
     """None means that no budget is too small, not that the number is large."""
     assert footprint((Steps.constant(), 3)).max_batch(10**40, 1) == 10**40 // 3
+    assert footprint((Steps.constant(), 3), (Steps.constant().once(), 1)).max_batch(10**40, 1) == (10**40 - 1) // 3
+    assert footprint((Steps.padded(256, unified=True), 1)).max_batch(10**40, 1) == 256 * 10**40
 
 
 @given(growing_footprints)

@@ -133,7 +133,8 @@ def test_line_ends_and_a_byte_order_mark_do_not_matter(tmp_path: Path) -> None:
 
 KNOWN = (
     "known: name, aliases, architecture, source, layers, hidden_size, heads, kv_heads, head_dim, v_head_dim, "
-    "encoder_context, dtype, max_context, parameters, vocab_size, assumed, pattern, kinds"
+    "encoder_context, dtype, max_context, parameters, vocab_size, intermediate_size, experts_per_token, "
+    "moe_intermediate_size, tie_word_embeddings, assumed, pattern, kinds"
 )
 KINDS = "full, sliding, chunked, mla, indexer, cross, shared, compressed, state"
 STATES = "mamba1, mamba2, gated_deltanet, kda, rg_lru, rwkv4, rwkv, short_conv, lightning"
