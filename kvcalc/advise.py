@@ -215,7 +215,7 @@ def _kv_memory(standing: Standing, memory: KvMemory) -> Suggestion | None:
 
 def _larger_gpu(standing: Standing, card: Card) -> Suggestion:
     """Return the GPU with the least memory on which it fits, of the same vendor's runtime and with its own memory."""
-    lack = _missing(standing)
+    lack = standing.missing
     known = sorted(
         (gpu for gpu in gpus() if gpu.runtime_bytes and gpu.platform == card.gpu.platform and not gpu.unified),
         key=lambda gpu: (gpu.total_bytes, gpu.name),
@@ -234,10 +234,26 @@ def _larger_gpu(standing: Standing, card: Card) -> Suggestion:
 
 @dataclass(frozen=True)
 class Search:
-    """The layouts that were tried, and the question and standing of the chosen one."""
+    """The layouts that were tried, and where the question stands with the chosen one."""
 
     tried: tuple[Layout, ...]
     standing: Standing
+
+
+@dataclass(frozen=True)
+class _Try:
+    """One layout, what it lacks in bytes, and the question with its degrees; None where it cannot be asked."""
+
+    layout: Layout
+    missing: int
+    question: Question | None
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """What layouts are ordered by, the best first."""
+        layout = self.layout
+        batch = math.inf if layout.max_batch is None else layout.max_batch
+        return (not layout.fits, -batch, self.missing, layout.pp, layout.dp)
 
 
 def smallest_layout(question: Question, counts: range, fixed: Mapping[str, int]) -> Search:
@@ -246,25 +262,23 @@ def smallest_layout(question: Question, counts: range, fixed: Mapping[str, int])
     `fixed` are the degrees (tp, pp, dp) that are given. Where none fits, the chosen one is the one that lacks least.
     BadInput where no layout of `counts` GPUs has the fixed degrees.
     """
-    setups: dict[tuple[int, int], Setup | str] = {}
-    tried, best = list[Layout](), list[tuple[tuple[Any, ...], Standing]]()
+    placed: dict[tuple[int, int], Setup | str] = {}
+    tried: list[_Try] = []
     for count in counts:
-        here: list[tuple[tuple[Any, ...], Standing]] = []
-        for tp, pp, dp in _layouts(count, fixed):
-            layout, standing = _tried(question, tp, pp, dp, setups)
-            tried.append(layout)
-            if standing is not None:
-                here.append((_rank_of(layout, standing), standing))
-        if any(standing.fits for _, standing in here):
-            return Search(tuple(tried), min(here, key=lambda entry: entry[0])[1])
-        best += here
+        here = [_tried(question, degrees, placed) for degrees in _layouts(count, fixed)]
+        tried += here
+        if any(each.layout.fits for each in here):
+            break
     if not tried:
         degrees = ", ".join(f"{name} {value}" for name, value in fixed.items())
-        most = counts[-1] if len(counts) else 0
-        raise BadInput(f"no layout of {counts[0]} to {most} GPUs has {degrees}; tp * pp * dp is the number of GPUs")
-    if not best:
-        raise UnsupportedByEngine(tried[0].why)
-    return Search(tuple(tried), min(best, key=lambda entry: entry[0])[1])
+        number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        raise BadInput(f"no layout of {number} GPUs has {degrees}; tp * pp * dp is the number of GPUs")
+    for each in sorted(tried, key=lambda one: one.order):
+        # What weighs too much was not placed: whether the engine takes such a layout at all shows only here.
+        best = None if each.question is None else attempt(each.question)
+        if isinstance(best, Standing):
+            return Search(tuple(one.layout for one in tried), best)
+    raise UnsupportedByEngine(tried[0].layout.why)
 
 
 def _layouts(count: int, fixed: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
@@ -277,25 +291,41 @@ def _layouts(count: int, fixed: Mapping[str, int]) -> Iterator[tuple[int, int, i
                     yield tp, pp, found["dp"]
 
 
-def _tried(
-    question: Question, tp: int, pp: int, dp: int, setups: dict[tuple[int, int], Setup | str]
-) -> tuple[Layout, Standing | None]:
-    """Return a layout with where it stands; replicas are equal, so that a model is placed once for each (tp, pp)."""
+def _tried(question: Question, degrees: tuple[int, int, int], placed: dict[tuple[int, int], Setup | str]) -> _Try:
+    """Return a layout and whether it fits; replicas are equal, so that a model is placed once for each (tp, pp)."""
+    tp, pp, dp = degrees
     here = question.changed(tp=tp, pp=pp, dp=dp)
-    if (tp, pp) not in setups:
-        setups[tp, pp] = _placed(question.changed(tp=tp, pp=pp, dp=1))
-    setup = setups[tp, pp]
+    heavy = _overweight(here, tp * pp)
+    if heavy is not None:
+        return heavy
+    if (tp, pp) not in placed:
+        placed[tp, pp] = _placed(question.changed(tp=tp, pp=pp, dp=1))
+    setup = placed[tp, pp]
     if isinstance(setup, str):
-        return Layout(tp, pp, dp, False, None, setup), None
-    deployment = replace(setup.deployment, dp=dp)
-    setup = replace(setup, deployment=deployment, placement=replace(setup.placement, dp=dp))
+        return _Try(Layout(tp, pp, dp, False, None, setup), 0, None)
+    setup = replace(setup, deployment=replace(setup.deployment, dp=dp), placement=replace(setup.placement, dp=dp))
     try:
         check(setup, here.asked_context, here.batch)
     except (BadInput, UnsupportedByEngine) as error:
-        return Layout(tp, pp, dp, False, None, str(error)), None
+        return _Try(Layout(tp, pp, dp, False, None, str(error)), 0, None)
     standing = stand_at(here, setup, here.memory.ranks(setup, here.batch, here.drafted()), "typical")
     why = "" if standing.fits else _lack(standing)
-    return Layout(tp, pp, dp, standing.fits, standing.max_batch, why), standing
+    return _Try(Layout(tp, pp, dp, standing.fits, standing.max_batch, why), standing.missing, here)
+
+
+def _overweight(question: Question, ranks: int) -> _Try | None:
+    """Return a layout whose weights alone exceed the GPUs, told without placing the model; None if they do not."""
+    memory, spec = question.memory, question.spec
+    partly = {"ngl", "n_gpu_layers", "num_gpu", "tensor_split"} & set(question.options)
+    if not isinstance(memory, Card) or memory.logged or partly or spec.weights_bytes or not spec.parameters:
+        return None
+    name = question.arguments.get("weights") or question.arguments.get("dtype") or spec.dtype
+    each = weights_bytes(spec.parameters, str(name)).low // ranks
+    if each <= memory.total_bytes:
+        return None
+    tp, pp, dp = (int(question.arguments[name]) for name in ("tp", "pp", "dp"))
+    why = f"weights take {format_bytes(each)} of each GPU's {format_bytes(memory.total_bytes)}"
+    return _Try(Layout(tp, pp, dp, False, 0, why), each, question)
 
 
 def _placed(question: Question) -> Setup | str:
@@ -303,12 +333,6 @@ def _placed(question: Question) -> Setup | str:
         return question.setup()
     except UnsupportedByEngine as error:
         return str(error)
-
-
-def _rank_of(layout: Layout, standing: Standing) -> tuple[Any, ...]:
-    """Return what layouts are ordered by, the best first."""
-    batch = math.inf if layout.max_batch is None else layout.max_batch
-    return (not layout.fits, -batch, 0 if layout.fits else _missing(standing), layout.pp, layout.dp)
 
 
 # llama.cpp: cache types, layers on the GPU and context together
@@ -368,13 +392,7 @@ def _lack(standing: Standing) -> str:
     """Return what is missing, in words."""
     if standing.missing_weights:
         return f"lacks {format_bytes(standing.missing_weights)} for weights and overhead alone"
-    return f"lacks {format_bytes(_missing(standing))}" if _missing(standing) else "does not fit"
-
-
-def _missing(standing: Standing) -> int:
-    """Return the bytes that the binding rank lacks; 0 where only the engine's own rules are in the way."""
-    binding = standing.found.binding
-    return max(-binding.spare_bytes, 0) if binding else standing.missing_weights
+    return f"lacks {format_bytes(standing.missing)}" if standing.missing else "does not fit"
 
 
 def _largest(works: Callable[[int], bool], most: int) -> int:

@@ -15,6 +15,7 @@ Dockerfiles and compose files) are judged with the GPU that is named beside them
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +26,12 @@ from kvcalc.errors import BadInput, KvcalcError, Problem, SpecError, did_you_mea
 from kvcalc.fit_result import FitResult
 from kvcalc.fitting import Question
 from kvcalc.prepared import load
-from kvcalc.read.command_line import ServerCommand, read_commands
+from kvcalc.read.command_files import read_commands
+from kvcalc.read.command_line import ServerCommand
 from kvcalc.units import format_bytes, parse_bytes, parse_tokens
 from kvcalc.yaml_tree import Tree, parse, read_text
+
+_IS_COMPOSE = re.compile(r"^services\s*:", re.M)
 
 
 @dataclass(frozen=True)
@@ -79,9 +83,9 @@ def check_file(path: Path, hardware: Hardware) -> tuple[Part, ...]:
     if not path.is_file():
         raise BadInput(f"{path}: no such file")
     if path.suffix in (".yaml", ".yml"):
-        tree = parse(read_text(path), str(path))
-        if not (isinstance(tree.data, dict) and "services" in tree.data):
-            return check_tree(tree)
+        text = read_text(path)
+        if not _IS_COMPOSE.search(text):
+            return check_tree(parse(text, str(path)))
     commands = read_commands(path)
     return tuple(part for command in commands for part in check_command(command, hardware, str(path)))
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-from kvcalc.capacity import Capacity, capacity, max_batch
+from kvcalc.capacity import Capacity, Limit, capacity, limits, max_batch, max_context
 from kvcalc.errors import BadInput, UnsupportedByEngine
 from kvcalc.fit_result import Rung
 from kvcalc.footprint import Placement
@@ -88,66 +89,94 @@ def _both(setup: Setup, drafted: Setup) -> Placement:
 class Standing:
     """Where a question stands at one level of the estimates: what fits, and what the engine itself would say.
 
-    `context` is the one that the engine settles on; `budgets` are the bytes that the ranks' caches get.
+    Answers are worked out when they are asked for. `budgets` are the bytes that the ranks' caches get, below zero by
+    what the weights exceed the memory by; `overrun` says that there is less than the engine was told to take.
     """
 
     question: Question
     setup: Setup
-    context: int
     ranks: tuple[RankMemory, ...]
+    level: Level
     budgets: tuple[int, ...]
-    found: Capacity
-    own: Mapping[str, Any]
     overrun: bool
 
-    @property
+    @cached_property
+    def own(self) -> Mapping[str, Any]:
+        """What the engine itself reports of this memory; empty where it reports nothing."""
+        available = tuple(max(rank.at(self.level), 0) for rank in self.ranks)
+        setup, context = self.setup, self.question.asked_context
+        return setup.engine.budget_report(setup.spec, setup.deployment, available, context) or {}
+
+    @cached_property
+    def context(self) -> int:
+        """The context that the engine settles on: the one asked for, unless it is told to lower it."""
+        asked = self.question.asked_context
+        lowers = getattr(self.setup.deployment.options, "auto_fit", False)
+        return int(self.own.get("max_model_len", asked)) if lowers else asked
+
+    @cached_property
     def fits(self) -> bool:
         """Whether the batch fits at the context, and the engine would start."""
-        return self.found.fits and bool(self.own.get("admitted", True)) and not self.overrun
+        local = self.setup.placement.local_batch(self.question.batch)
+        within = all(limit.needed(self.context, local) <= limit.budget for limit in self._limits)
+        return within and not self.overrun and bool(self.own.get("admitted", True))
 
-    @property
+    @cached_property
+    def found(self) -> Capacity:
+        """What the memory holds, whatever the engine's options allow."""
+        return capacity(self.setup.placement, self.budgets, self.context, self.question.batch)
+
+    @cached_property
     def max_batch(self) -> int | None:
         """Largest batch at the context that the memory and the engine's options allow; None if there is none."""
-        return allowed_batch(self.setup, self.found.max_batch, self.context, self.question.batch)
+        fitting = max_batch(self.setup.placement, self.budgets, self.context)
+        return allowed_batch(self.setup, fitting, self.context, self.question.batch)
 
-    @property
+    @cached_property
     def max_context(self) -> int | None:
         """Largest context at the batch that the memory and the engine's options allow."""
-        return allowed_context(self.setup, self.found.max_context, self.context, self.question.batch)
+        fitting = max_context(self.setup.placement, self.budgets, self.question.batch)
+        return allowed_context(self.setup, fitting, self.context, self.question.batch)
 
     @property
     def admitted_context(self) -> int | None:
         """Largest context at the batch with which the engine starts."""
-        refused_from: int | None = self.own.get("max_context_that_fits", self.max_context)
-        return self.max_context if self.own.get("admitted", True) else refused_from
+        one: int | None = None if self.own.get("admitted", True) else self.own.get("max_context_that_fits")
+        return min((each for each in (one, self.max_context) if each is not None), default=None)
+
+    @property
+    def missing(self) -> int:
+        """The bytes that the poorest rank lacks for the batch at the context; 0 if it lacks none."""
+        local = self.setup.placement.local_batch(self.question.batch)
+        lacks = [limit.needed(self.context, local) - limit.budget for limit in self._limits]
+        return max(0, self.missing_weights, *lacks)
 
     @property
     def missing_weights(self) -> int:
         """The bytes by which weights and overhead alone exceed the memory of the poorest rank; 0 where they do not."""
-        return max(-min(rank.typical for rank in self.ranks), 0)
+        return max(-min(rank.at(self.level) for rank in self.ranks), 0)
+
+    @cached_property
+    def _limits(self) -> tuple[Limit, ...]:
+        return limits(self.setup.placement, self.budgets)
 
 
 def stand(question: Question, level: Level = "typical") -> Standing:
     """Return where a question stands; BadInput for values out of range, UnsupportedByEngine as for `prepare`."""
     setup = question.setup()
-    asked = question.asked_context
-    check(setup, asked, question.batch)
+    check(setup, question.asked_context, question.batch)
     return stand_at(question, setup, question.memory.ranks(setup, question.batch, question.drafted()), level)
 
 
 def stand_at(question: Question, setup: Setup, ranks: tuple[RankMemory, ...], level: Level) -> Standing:
     """Return where a checked question stands with the memory of its ranks."""
-    engine, spec, deployment = setup.engine, setup.spec, setup.deployment
     available = tuple(rank.at(level) for rank in ranks)
     positive = tuple(max(size, 0) for size in available)
-    own = engine.budget_report(spec, deployment, positive, question.asked_context) or {}
-    context = own.get("max_model_len", question.asked_context)
-    budgets = engine.cache_budgets(spec, deployment, positive)
+    given = setup.engine.cache_budgets(setup.spec, setup.deployment, positive)
+    pairs = list(zip(available, given, strict=True))
     # An engine's own option may set more than there is, and what weights exceed no option makes good.
-    overrun = any(size < 0 or size < budget for size, budget in zip(available, budgets, strict=True))
-    held = tuple(min(size, 0) or budget for size, budget in zip(available, budgets, strict=True))
-    found = capacity(setup.placement, held, context, question.batch)
-    return Standing(question, setup, context, ranks, held, found, own, overrun)
+    overrun = any(size < 0 or size < budget for size, budget in pairs)
+    return Standing(question, setup, ranks, level, tuple(min(size, 0) or budget for size, budget in pairs), overrun)
 
 
 def answers(standing: Standing, level: Level) -> tuple[bool, int | None, int | None]:

@@ -34,7 +34,14 @@ _SCALE_BITS = 60  # probabilities are whole multiples of 2^-60, rounded down
 _SLOT_BYTES = 17  # holds a sum of 4,097 products of two of them
 _FINE = 2048  # a lognormal's lengths beyond this are rounded up to steps of a 1,024th of an octave's start
 _MAX_TRACE_BYTES = 2**28
-_COLUMNS = ("tokens", "total_tokens", "length", "lengths", "context", "input_length", "ContextTokens")
+_LONGEST_COUNT = 13  # digits
+_COLUMNS = ("tokens", "total_tokens", "length", "lengths", "context")
+# A prompt and what was generated: a sequence has both in its cache in the end.
+_PAIRS = (
+    ("ContextTokens", "GeneratedTokens"),
+    ("input_length", "output_length"),
+    ("num_prefill_tokens", "num_decode_tokens"),
+)
 _QUANTILE = re.compile(r"\s*p(?P<percent>[0-9]{1,2}(?:\.[0-9]{1,6})?)\s*=\s*(?P<tokens>\S+)\s*")
 
 
@@ -181,7 +188,7 @@ def _edges(longest: int) -> Iterator[int]:
 
 
 def _trace(text: str) -> Lengths:
-    """Return the lengths in a CSV file: its only column, or the first that is called tokens, length, context or so."""
+    """Return the lengths in a CSV file: its only column, one called tokens or length, or prompt and answer added."""
     import csv
 
     path = Path(text).expanduser()
@@ -199,33 +206,42 @@ def _trace(text: str) -> Lengths:
 
 def _counted(rows: Any, file: str) -> dict[int, int]:
     """Return how often each token count stands in the rows of a CSV file."""
-    column, counts = None, dict[int, int]()
+    columns: tuple[int, ...] | None = None
+    counts = dict[int, int]()
     for row in rows:
         if not row:
             continue
-        if column is None:
-            column = _column(row, file)
-            if not row[column].strip().isdecimal():
+        if columns is None:
+            columns = _columns(row, file)
+            if not row[columns[0]].strip().isdecimal():
                 continue
-        cell = row[column].strip() if column < len(row) else ""
-        if not cell.isascii() or not cell.isdecimal() or not 1 <= int(cell[:20]) <= MAX_TOKENS:
-            message = f"'{cell[:20]}' is no token count; a whole number from 1 on is needed"
-            raise SpecError([Problem(file, rows.line_num, 1, "", message)])
-        counts[int(cell)] = counts.get(int(cell), 0) + 1
+        tokens = sum(_count(row[column] if column < len(row) else "", file, rows.line_num) for column in columns)
+        if not 1 <= tokens <= MAX_TOKENS:
+            raise SpecError([Problem(file, rows.line_num, 1, "", f"{tokens:,} tokens are no length of a sequence")])
+        counts[tokens] = counts.get(tokens, 0) + 1
     if not counts:
         raise SpecError([Problem(file, 1, 1, "", "holds no token counts")])
     return counts
 
 
-def _column(header: Sequence[str], file: str) -> int:
-    """Return the index of the column that holds token counts."""
+def _count(cell: str, file: str, line: int) -> int:
+    text = cell.strip()
+    if not text.isascii() or not text.isdecimal() or len(text) > _LONGEST_COUNT:
+        message = f"'{text[:20]}' is no token count; a whole number is needed"
+        raise SpecError([Problem(file, line, 1, "", message)])
+    return int(text)
+
+
+def _columns(header: Sequence[str], file: str) -> tuple[int, ...]:
+    """Return the indices of the columns whose sum is a sequence's length."""
     names = [name.strip() for name in header]
     if len(names) == 1:
-        return 0
-    for name in _COLUMNS:
-        if name in names:
-            return names.index(name)
-    message = f"has no column called {', '.join(_COLUMNS)}; keep one column"
+        return (0,)
+    for wanted in (*((name,) for name in _COLUMNS), *_PAIRS):
+        if set(wanted) <= set(names):
+            return tuple(names.index(name) for name in wanted)
+    pairs = ", ".join(" and ".join(pair) for pair in _PAIRS)
+    message = f"has no column called {', '.join(_COLUMNS)}, nor {pairs}; keep one column"
     raise SpecError([Problem(file, 1, 1, "", message)])
 
 

@@ -90,7 +90,7 @@ def fold(text: str, indent: str = "", hanging: str | None = None) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text with control characters, which a terminal would obey, written out: `\\x1b`."""
+    r"""Return text with control characters, which a terminal would obey, written out: `\x1b`."""
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 

@@ -19,16 +19,25 @@ DIFFERS = 1
 
 
 @click.command(cls=shared.Command, epilog="Example: kvcalc validate gpt2-small --ctx 4096 --device cpu")
-@shared.model_argument
-@shared.context_option
+@click.argument("model", type=shared.ModelName(), required=False)
+@click.option(
+    "--ctx",
+    "context",
+    type=shared.TokenCount(),
+    help="Tokens of one sequence: 4096, 4K, 1Mi (k is 1000); a log has its own.",
+)
 @shared.batch_option
+@click.option("--log", metavar="FILE", help="Compare with what this log of a server printed; MODEL if it names none.")
 @click.option(
     "--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True, help="Where to allocate."
 )
 @shared.deployment_options
 @shared.output_options
-def command(model: str, context: int, batch: int, device: str, **given: Any) -> None:
+def command(model: str | None, context: int | None, batch: int, device: str, log: str | None, **given: Any) -> None:
     """Allocate the KV cache of MODEL with torch and compare its bytes with the prediction: exit 0 equal, 1 not.
+
+    With --log nothing is allocated: every figure that a log of vLLM, SGLang, TensorRT-LLM, llama.cpp or Ollama printed
+    about its cache is compared.
 
     With --engine transformers the cache is the one that the library makes itself, on torch's meta device; with
     --engine llama.cpp (or ollama) the log of llama.cpp's library is compared, line by line.
@@ -37,7 +46,19 @@ def command(model: str, context: int, batch: int, device: str, **given: Any) -> 
     from kvcalc.output import render, to_json
 
     style, units = shared.chosen_style(given)
-    setup = api.prepare(model, **shared.deployment_arguments(given))
+    arguments = shared.deployment_arguments(given)
+    if log is not None:
+        from kvcalc.cli import _validate_log
+
+        checked = _validate_log.validate(log, model, context, batch, arguments)
+        _validate_log.show(checked, style)
+        _exit_if(not checked.equal)
+        return
+    if model is None:
+        raise click.MissingParameter(param_hint="'MODEL'", param_type="argument")
+    if context is None:
+        raise click.MissingParameter(param_hint="'--ctx'", param_type="option")
+    setup = api.prepare(model, **arguments)
     result = _validate(setup, context, batch, device)
     shared.warn(result.predicted.warnings)
     if style == "table":
@@ -46,7 +67,11 @@ def command(model: str, context: int, batch: int, device: str, **given: Any) -> 
         click.echo(to_json(result.to_json()))
     else:
         click.echo(render(result.rows(), style, aligned_right=("layers", "predicted_bytes", "allocated_bytes")))
-    if not result.equal:
+    _exit_if(not result.equal)
+
+
+def _exit_if(differs: bool) -> None:
+    if differs:
         click.get_current_context().exit(DIFFERS)
 
 

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic import ValidationError
@@ -155,7 +156,7 @@ def stages(spec: ModelSpec, pp: int) -> tuple[tuple[Layer, ...], ...]:
         raise UnsupportedByEngine(f"pp {pp} needs at least {pp} layers; {spec.name} has {len(spec.layers)}")
     each, rest = divmod(len(spec.layers), pp)
     bounds = [stage * each + min(stage, rest) for stage in range(pp + 1)]
-    return tuple(spec.layers[low:high] for low, high in zip(bounds, bounds[1:], strict=False))
+    return tuple(spec.layers[low:high] for low, high in pairwise(bounds))
 
 
 # Model types of text towers whose checkpoints a server loads and profiles with their encoder.

@@ -79,7 +79,8 @@ class Vllm(EngineProfile[Options]):
 
     def weight_shares(self, spec: ModelSpec, deployment: Deployment[Options]) -> tuple[Fraction | None, ...]:
         """Return the share of the layers of vLLM's stages, which give the remainder to others than the ideal ones."""
-        return shares_of_stages([len(stage) for stage in make_plan(spec, deployment).stages], deployment.tp)
+        layers = [len(stage) for stage in rules.layer_split(len(spec.layers), deployment.pp)]
+        return shares_of_stages(layers, deployment.tp)
 
     def budget(self, total: int, weights: int, overhead: Overhead, share: Fraction | None = None) -> Budget:
         """Return gpu_memory_utilization's share of the total (0.92 by default), less weights and overhead inside."""

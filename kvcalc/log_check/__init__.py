@@ -40,13 +40,14 @@ def check(log: Log, given: Given, where: str = "the log") -> LogCheck:
     reader = _ENGINES[engine]
     settings, notes = reader.settings(log, given)
     setup = settings.setup()
-    found = tuple(reader.figures(log, settings))
+    found = tuple(sorted(reader.figures(log, settings), key=lambda figure: figure.line))
     explained = tuple(_explained(log, reader, settings, found))
+    runner = "" if engine == setup.engine.name else f"(by {setup.engine.name}) "
     dropped = (f"{log.dropped:,} more lines like those compared were not looked at",) if log.dropped else ()
     return LogCheck(
         model=settings.model.name,
         engine=engine,
-        engine_version=setup.engine.version,
+        engine_version=f"{runner}{setup.engine.version}",
         kv_dtype=setup.kv_dtype,
         settings=settings.to_json(),
         figures=explained,

@@ -62,19 +62,19 @@ def ends(text: str, unit: int = 1) -> tuple[Fraction, Fraction]:
 def exact(fact: Fact, key: str, name: str, predicted: int) -> Figure:
     """Compare a whole number."""
     same = whole(fact[key]) == predicted
-    return Figure(name, fact.line, fact[key], f"{predicted:,}", "equal" if same else "differs")
+    return Figure(name, fact.line, fact[key], _count(predicted, fact[key]), "equal" if same else "differs")
 
 
 def rounded(fact: Fact, key: str, name: str, size: Fraction | int, unit: int) -> Figure:
     """Compare a size with the digits that were printed of it: `8.23` GiB."""
-    predicted = shown(Fraction(size) / unit, fact[key])
-    return Figure(name, fact.line, fact[key], predicted, _closeness(fact[key], Fraction(size) / unit))
+    value = Fraction(size) / unit
+    return Figure(name, fact.line, fact[key], _decimals(value, fact[key]), _closeness(fact[key], value))
 
 
 def enclosed(fact: Fact, key: str, name: str, low: int, high: int) -> Figure:
     """Compare a whole number with the least and the most that rounded figures of the log make of it."""
     value = whole(fact[key])
-    predicted = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    predicted = _between([_count(low, fact[key]), _count(high, fact[key])])
     if value is None or not low <= value <= high:
         return Figure(name, fact.line, fact[key], predicted, "differs")
     return Figure(name, fact.line, fact[key], predicted, "equal" if low == high else "within rounding")
@@ -82,12 +82,19 @@ def enclosed(fact: Fact, key: str, name: str, low: int, high: int) -> Figure:
 
 def one_of(fact: Fact, key: str, name: str, predicted: Sequence[int | str]) -> Figure:
     """Compare a number with all that rounded figures of the log leave possible: equal if they leave but one."""
-    plain = fact[key].replace(",", "")
-    texts = [f"{value:,}" if isinstance(value, int) else value for value in predicted]
-    shown_ = texts[0] if len(texts) == 1 else f"{texts[0]} to {texts[-1]}"
-    if plain not in {str(value).replace(",", "") for value in predicted}:
-        return Figure(name, fact.line, fact[key], shown_, "differs")
-    return Figure(name, fact.line, fact[key], shown_, "equal" if len(texts) == 1 else "within rounding")
+    texts = [_count(value, fact[key]) if isinstance(value, int) else value for value in predicted]
+    if fact[key] not in texts:
+        return Figure(name, fact.line, fact[key], _between(texts), "differs")
+    return Figure(name, fact.line, fact[key], _between(texts), "equal" if len(texts) == 1 else "within rounding")
+
+
+def _count(value: int, like: str) -> str:
+    """Return a whole number with commas if the printed one has them."""
+    return f"{value:,}" if "," in like else str(value)
+
+
+def _between(texts: Sequence[str]) -> str:
+    return texts[0] if texts[0] == texts[-1] else f"{texts[0]} to {texts[-1]}"
 
 
 def skipped(fact: Fact, key: str, name: str, why: str) -> Figure:
@@ -95,18 +102,14 @@ def skipped(fact: Fact, key: str, name: str, why: str) -> Figure:
     return Figure(name, fact.line, fact[key], None, "not compared", why)
 
 
-def shown(value: Fraction, like: str) -> str:
-    """Return a number with as many decimals as another text has."""
-    return f"{float(value):,.{len(like.partition('.')[2])}f}" if "," in like else _plain(value, like)
-
-
-def _plain(value: Fraction, like: str) -> str:
-    return f"{float(value):.{len(like.partition('.')[2])}f}"
+def _decimals(value: Fraction, like: str) -> str:
+    """Return a number with as many decimals as a printed one."""
+    return f"{float(value):{',' if ',' in like else ''}.{len(like.partition('.')[2])}f}"
 
 
 def _closeness(text: str, value: Fraction) -> Verdict:
     """Return whether a value is printed as `text`; its very half is within rounding, either way."""
-    if _plain(value, text) == text.replace(",", ""):
+    if _decimals(value, text) == text:
         return "equal"
     low, high = ends(text)
     return "within rounding" if low <= value <= high else "differs"

@@ -12,7 +12,7 @@ from typing import Any
 from kvcalc import api
 from kvcalc.api import SizeResult
 from kvcalc.log_check import settings as read
-from kvcalc.log_check.figures import MIB, UNITS, Figure, decimal, ends, exact, rounded, skipped, whole
+from kvcalc.log_check.figures import MIB, UNITS, Figure, Verdict, decimal, ends, exact, rounded, skipped, whole
 from kvcalc.log_check.settings import Given, Settings
 from kvcalc.measure.log import LLAMA_CPP, OLLAMA, Fact, Log, read_lines
 from kvcalc.units import MAX_TOKENS
@@ -30,7 +30,7 @@ def settings(log: Log, given: Given) -> tuple[Settings, tuple[str, ...]]:
     slots = read.ranks(told.get("n_seq_max") or first.get("sequences")) or 1
     total = read.tokens(told.get("n_ctx")) or _cells_of_all(first) or _whole_context(log, slots)
     unified = read.switch(told.get("kv_unified"))
-    if unified is None and first:
+    if unified is None and "streams" in first:
         unified = "true" if first["streams"] == "1" and slots > 1 else "false"
     options = started.options | read.known(
         n_ctx=total,
@@ -41,7 +41,7 @@ def settings(log: Log, given: Given) -> tuple[Settings, tuple[str, ...]]:
         flash_attn=_FLASH.get(told.get("flash_attn", "")),
         n_rs_seq=whole(log.last("llama states", "copies")),
         type_k=first.get("k_type"),
-        type_v=first.get("v_type"),
+        type_v=first.get("v_type") or first.get("k_type"),
         engine_version=_OLD if _is_old(log, first) else None,
     )
     found = given.over(Settings(spec, LLAMA_CPP, {}, options, _per_slot(total, slots), slots))
@@ -107,7 +107,7 @@ def figures(log: Log, with_: Settings) -> Iterator[Figure]:
     result = api.measure(with_.setup(), with_.context, with_.batch)
     made = read_lines(result.log_lines)
     yield from _side_by_side(log, made, "llama cells", {"cells": "cells announced"})
-    names = {"cells": "cells", "layers": "layers", "k": "K, MiB", "v": "V, MiB"}
+    names = {"cells": "cells", "layers": "layers", "size": "K and V, MiB", "k": "K, MiB", "v": "V, MiB"}
     yield from _side_by_side(log, made, "llama cache", names)
     yield from _side_by_side(log, made, "llama states", {"cells": "states", "r": "R, MiB", "s": "S, MiB"})
     yield from _whole_sums(log, result.engine_report)
@@ -128,14 +128,16 @@ def _side_by_side(log: Log, made: Log, sort: str, names: Mapping[str, str]) -> I
     """
     predicted = made.all(sort)
     for place, fact in enumerate(log.all(sort)):
-        of = f", cache {place % len(predicted) + 1}" if len(predicted) > 1 else ""
+        alike = [(number, each) for number, each in enumerate(predicted, 1) if each.get("which") == fact.get("which")]
+        number, other = alike[place % len(alike)] if alike else (0, None)
+        of = f", cache {number}" if len(predicted) > 1 and number else ""
         for key, name in names.items():
             if fact.get(key) is None:
                 continue
-            if not predicted:
+            if other is None:
                 yield Figure(name, fact.line, fact[key], "none", "differs", "no such cache is predicted")
-            elif predicted[place % len(predicted)].get(key) is not None:
-                yield _beside(fact, predicted[place % len(predicted)], key, name + of)
+            elif other.get(key) is not None:
+                yield _beside(fact, other, key, name + of)
 
 
 def _beside(fact: Fact, predicted: Fact, key: str, name: str) -> Figure:
@@ -170,5 +172,5 @@ def _devices(devices: tuple[Fact, ...], size: int) -> Figure:
     parts = [ends(fact["size"], UNITS.get(fact["unit"], 1)) for fact in devices]
     low, high = sum(part[0] for part in parts), sum(part[1] for part in parts)
     printed = " + ".join(f"{fact['size']} {fact['unit']}" for fact in devices)
-    verdict = "within rounding" if low <= size <= high else "differs"
-    return Figure("cache on all devices", devices[0].line, printed, f"{size / MIB:,.1f} MiB", verdict)  # type: ignore[arg-type]
+    verdict: Verdict = "within rounding" if low <= size <= high else "differs"
+    return Figure("cache on all devices", devices[0].line, printed, f"{size / MIB:,.1f} MiB", verdict)

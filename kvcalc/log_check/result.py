@@ -87,8 +87,8 @@ class LogCheck:
         return ", ".join(f"{key} {value}" for key, value in shown.items())
 
     def _verdict(self) -> str:
-        counts = {verdict: 0 for verdict in ("equal", "within rounding", "differs", "not compared")}
+        counts = dict.fromkeys(("equal", "within rounding", "differs", "not compared"), 0)
         for figure in self.figures:
             counts[figure.verdict] += 1
         told = [f"{count} {verdict}" for verdict, count in counts.items() if count]
-        return f"{len(self.figures)} figures: {', '.join(told)}"
+        return f"{len(self.figures)} figure{'s' * (len(self.figures) != 1)}: {', '.join(told)}"

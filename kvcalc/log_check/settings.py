@@ -18,6 +18,10 @@ from kvcalc.spec.model import ModelSpec
 from kvcalc.units import MAX_TOKENS
 
 
+# The engines' own options for what --kv-dtype says, too.
+_CACHE_DTYPES = ("kv_cache_dtype", "type_k", "type_v")
+
+
 @dataclass(frozen=True)
 class Settings:
     """A model as a log shows it served: arguments and options of `api.prepare`, the context, the sequences."""
@@ -69,10 +73,13 @@ class Given:
 
     def over(self, settings: Settings) -> Settings:
         """Return settings with the user's in place of the log's."""
+        told = settings.options
+        if "kv_dtype" in self.arguments:
+            told = {key: value for key, value in told.items() if key not in _CACHE_DTYPES}
         return replace(
             settings,
             arguments={**settings.arguments, **self.arguments},
-            options={**settings.options, **self.options},
+            options={**told, **self.options},
             context=self.context or settings.context,
             batch=self.batch or settings.batch,
         )

@@ -10,7 +10,8 @@ from typing import Any
 
 from kvcalc import api
 from kvcalc.api import Setup
-from kvcalc.engines.vllm import CapacityReport, capacity_report
+from kvcalc.engines import _vllm_rules as rules
+from kvcalc.engines.vllm import ENGINE
 from kvcalc.log_check import settings as read
 from kvcalc.log_check.figures import GIB, Figure, decimal, enclosed, ends, exact, one_of, rounded, skipped, whole
 from kvcalc.log_check.settings import Given, Settings
@@ -49,6 +50,9 @@ def settings(log: Log, given: Given) -> tuple[Settings, tuple[str, ...]]:
     found = Settings(spec, VLLM, arguments, options, context or _printed_context(log))
     drafter = "a drafter's layers and states are not modelled; they take blocks too"
     notes = ([note] if note else []) + ([drafter] if "speculative_config" in told else [])
+    version = log.last("vllm version", "version")
+    if version is not None and not version.startswith(ENGINE.version):
+        notes.append(f"vLLM {version[:20]} has the rules of {ENGINE.version}")
     return given.over(found), tuple(notes)
 
 
@@ -117,18 +121,20 @@ class _Pool:
         return range(int(low // self.block_bytes), int(high // self.block_bytes) + 1)
 
     def by_concurrency(self, context: int) -> range:
-        """The numbers of blocks that the printed concurrency may have; none if none is printed."""
+        """Return the numbers of blocks that the printed concurrency may have; none if none is printed."""
         for fact in self.log.all("vllm concurrency"):
             if read.tokens(fact["context"]) == context:
                 low, high = ends(fact["times"])
-                needed = self.report(1, context).blocks_per_sequence
-                return range(int(low * needed), int(high * needed) + 2)
+                needed = self.needed(context)
+                return range(max(int(low * needed), 1), int(high * needed) + 2)
         return range(0)
 
-    def report(self, blocks: int, context: int) -> CapacityReport:
-        """Return what a server with so many blocks prints."""
-        memory = [blocks * self.block_bytes] * len(self.setup.placement.ranks)
-        return capacity_report(self.setup.spec, self.setup.deployment, memory, context)
+    def needed(self, context: int) -> int:
+        """Return the blocks of one request."""
+        blocks: int = self.setup.engine.report(
+            self.setup.spec, self.setup.deployment, context, 1, self.setup.placement
+        )["blocks_per_sequence"]
+        return blocks
 
 
 def _block_figures(log: Log, pool: _Pool) -> Iterator[Figure]:
@@ -163,7 +169,8 @@ def _tokens(fact: Fact, pool: _Pool) -> Figure:
     possible = pool.by_memory or pool.by_concurrency(pool.context)
     if not 0 < len(possible) <= _MOST_POOLS:
         return skipped(fact, "tokens", name, _NO_MEMORY)
-    made = {pool.report(blocks, pool.context).kv_cache_size_tokens: blocks for blocks in possible}
+    needed = pool.needed(pool.context)
+    made = {rules.reported_tokens(blocks, needed, pool.context): blocks for blocks in possible}
     figure = one_of(fact, "tokens", name, list(made))
     if figure.agrees:
         return figure.noting(f"{made[whole(fact['tokens']) or 0]:,} blocks")
@@ -172,7 +179,7 @@ def _tokens(fact: Fact, pool: _Pool) -> Figure:
 
 def _older_rule(fact: Fact, pool: _Pool, possible: Sequence[int]) -> str:
     """Say whether a server that counts tokens by blocks alone would print this."""
-    printed, size, groups = whole(fact["tokens"]), pool.plan["resolved_block_size"], len(pool.plan["groups"])
+    printed, size, groups = whole(fact["tokens"]), *_sizes(pool)
     if printed in {blocks * size for blocks in possible}:
         return f"older servers print blocks x block size: {(printed or 0) // size:,} x {size}"
     if printed in {blocks // groups * size for blocks in possible}:
@@ -188,19 +195,26 @@ def _concurrency(fact: Fact, pool: _Pool) -> Figure:
     possible = pool.by_memory or _by_tokens(pool, context)
     if not 0 < len(possible) <= _MOST_POOLS:
         return skipped(fact, "times", name, _NO_MEMORY)
-    texts = dict.fromkeys(pool.report(blocks, context).max_concurrency_printed[:-1] for blocks in possible)
+    needed = pool.needed(context)
+    texts = dict.fromkeys(rules.printed_concurrency(Fraction(blocks, needed))[:-1] for blocks in possible)
     return one_of(fact, "times", name, list(texts))
 
 
 def _by_tokens(pool: _Pool, context: int) -> list[int]:
-    """Return the numbers of blocks that print the tokens that the log has, by the rule of today or of old."""
-    found = []
-    for printed in (whole(text) for text in pool.log.values("vllm tokens", "tokens")):
-        needed = pool.report(1, context).blocks_per_sequence
-        near = (printed or 0) * needed // context
-        found += [n for n in range(near, near + 3) if n and pool.report(n, context).kv_cache_size_tokens == printed]
-        found += [blocks for text in pool.log.values("vllm blocks", "gpu") if (blocks := whole(text))]
+    """Return the numbers of blocks that print the tokens that the log has, by the rule of today or by the older one."""
+    found = [blocks for text in pool.log.values("vllm blocks", "gpu") if (blocks := whole(text))]
+    needed, size, groups = pool.needed(context), *_sizes(pool)
+    for printed in (whole(text) or 0 for text in pool.log.values("vllm tokens", "tokens")):
+        near = printed * needed // context
+        found += [n for n in range(near, near + 3) if n and rules.reported_tokens(n, needed, context) == printed]
+        if not found and printed % size == 0:
+            found += range(printed // size * groups, (printed // size + 1) * groups)
     return found
+
+
+def _sizes(pool: _Pool) -> tuple[int, int]:
+    """Return the tokens of a block and the number of groups that share the blocks."""
+    return pool.plan["resolved_block_size"], len(pool.plan["groups"])
 
 
 def _refusal(fact: Fact, pool: _Pool) -> Iterator[Figure]:

@@ -26,7 +26,7 @@ MOST_FACTS = 64
 _CHUNK = 65_536
 _SHOWN = 200
 
-_NUMBER = r"[0-9][0-9,]{0,23}(?:\.[0-9]{1,6})?(?![0-9])"
+_NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,6}|[0-9]{1,19})(?:\.[0-9]{1,6})?(?![0-9])"
 _WORD = r"[\w.+-]{1,60}"
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]{0,30}[ -/]{0,5}[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)?|[@-Z\\-_])")
 
@@ -177,7 +177,6 @@ _LINES: tuple[_Line, ...] = (
         "KV Cache is allocated",
         r"#tokens: (?P<tokens><N>), (?:K size: (?P<k><N>) GB, V size: (?P<v><N>) GB|KV size: (?P<kv><N>) GB)",
         r"dtype: torch\.(?P<dtype><W>),",
-        several=True,
     ),
     _line(
         SGLANG,

@@ -19,6 +19,7 @@ from kvcalc.read.command_line import NotAServer, ServerCommand, image_program, p
 from kvcalc.yaml_tree import read_text
 
 _SHELLS = ("sh", "bash", "dash", "zsh")
+_KEYWORDS = ("if", "then", "else", "while", "do", "!", "{")
 _MAX_DEPTH = 32  # of YAML; compose files need six
 # Words that a command line of a server has: a line without them is none, whatever else is wrong with it.
 _SERVERS = re.compile(r"vllm|llama-server|llama-cli|llama\.cpp")
@@ -74,11 +75,13 @@ def _script(text: str, file: str) -> Iterator[_Found]:
         yield from ((number, words) for words in _shell_words(line, variables, file, number))
 
 
-def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (number of the first line, text) with continued lines joined."""
+def _logical_lines(text: str, skipped: str = "") -> Iterator[tuple[int, str]]:
+    """Yield (number of the first line, text) with continued lines joined; lines that start with `skipped` left out."""
     pieces: list[str] = []
     start = 1
     for number, raw in enumerate(text.split("\n"), 1):
+        if skipped and raw.lstrip().startswith(skipped):
+            continue
         start = start if pieces else number
         line = raw.rstrip()
         if line.endswith("\\"):
@@ -125,6 +128,8 @@ def _shell_words(line: str, variables: Mapping[str, str], file: str, number: int
 
 def _unshelled(words: list[str], file: str, number: int) -> Iterator[list[str]]:
     """Yield the words, or those of the text that `bash -c` is to run."""
+    while words and words[0] in _KEYWORDS:
+        words = words[1:]
     if words and words[0].rsplit("/", 1)[-1] in _SHELLS:
         for at, word in enumerate(words[1:4], 1):
             if re.fullmatch(r"-[a-z]*c", word) and at + 1 < len(words):
@@ -177,8 +182,7 @@ class _Stage:
 def _dockerfile(text: str, file: str) -> Iterator[_Found]:
     """Yield what the last stage starts: ENTRYPOINT (or its image's program) and CMD, as one command."""
     stage, variables = _Stage(), dict[str, str]()
-    lines = "\n".join("" if line.lstrip().startswith("#") else line for line in text.split("\n"))
-    for number, line in _logical_lines(lines):
+    for number, line in _logical_lines(text, skipped="#"):
         match = _INSTRUCTION.fullmatch(line)
         if not match:
             continue
@@ -232,7 +236,7 @@ def _docker_words(rest: str, variables: Mapping[str, str], file: str, number: in
 
 def _compose(text: str, file: str) -> Iterator[_Found]:
     """Yield the command of every service of a compose file."""
-    services = _lenient_yaml(text, file).get("services")
+    services = _value(_lenient_yaml(text, file), "services")
     for service, line in services.values() if isinstance(services, dict) else ():
         if not isinstance(service, dict):
             continue
@@ -329,7 +333,7 @@ class _Yaml:
         import yaml
 
         if isinstance(event, yaml.AliasEvent):
-            return self._anchors.get(event.anchor)
+            return self._anchors.get(str(event.anchor))
         if isinstance(event, yaml.ScalarEvent):
             value: Any = str(event.value)
         elif depth >= _MAX_DEPTH:

@@ -1,7 +1,8 @@
 """Server command lines as a model and options: `vllm serve ...`, `llama-server ...`.
 
-The words come from a user, or from a script, Dockerfile or compose file (`command_files`). Flags that decide the cache are taken over; flags that are known not to matter are dropped; the rest is listed as
-unknown, so that nobody takes an answer for more than it is.
+The words come from a user, or from a script, Dockerfile or compose file (`command_files`). Flags that decide the cache
+are taken over; flags that are known not to matter are dropped; the rest is listed as unknown, so that nobody takes an
+answer for more than it is.
 """
 
 from __future__ import annotations

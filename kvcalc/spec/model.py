@@ -75,7 +75,7 @@ class SpecFile(Documented):
     assumed: tuple[Annotated[str, Field(strict=True)], ...] = ()
     """Fields above that the source does not give."""
     pattern: tuple[KindName | tuple[KindName, ...], ...] | None = None
-    """Kind names in layer order, repeated and cut at `layers`; `none` for layers that keep nothing; `[a, b]` for two."""
+    """Kind names in layer order, repeated and cut at `layers`; `none` for one that keeps nothing; `[a, b]` for two."""
     kinds: dict[KindName, dict[str, Any]] | None = None
     """The kinds that `pattern` names: `{kind: sliding, window: 1024}`; each may override the dimensions above."""
 

@@ -112,9 +112,9 @@ def test_a_sequence_fits_on_its_whole_way() -> None:
     assert max_context(where, [70], 1) == 7
 
 
-@pytest.mark.parametrize("budgets", [[100], [100, 100, 100], [100, 0]])
+@pytest.mark.parametrize("budgets", [[100], [100, 100, 100]])
 def test_budgets_are_one_per_rank(budgets: list[int]) -> None:
-    """Another number, or a budget of nothing, is refused."""
+    """Another number of them is refused."""
     with pytest.raises(BadInput, match="budget"):
         limits(placement((footprint(10), ()), (footprint(10), ())), budgets)
 
@@ -125,3 +125,14 @@ def test_equal_ranks_are_one_limit() -> None:
     ranks = tuple(Rank(0, tp, each, each) for tp in range(1000))
     assert len(limits(Placement(ranks), [100] * 1000)) == 1
     assert [limit.rank for limit in limits(Placement(ranks), [100] * 999 + [50])] == [0, 999]
+
+
+def test_a_budget_below_zero_holds_nothing() -> None:
+    """Where weights exceed the memory not even a cache of no bytes fits, and what is missing is counted in full."""
+    nothing = placement((Footprint(), ()))
+    assert capacity(nothing, [-1], 10, 10).fits is False
+    assert (max_batch(nothing, [-1], 10), max_context(nothing, [-1], 10)) == (0, 0)
+    found = capacity(placement((footprint(160, Steps.per_token(16)), (pool(160, reserved=1),))), [-500], 16, 1)
+    assert (found.fits, found.max_batch, found.max_context) == (False, 0, 0)
+    assert found.binding is not None
+    assert found.binding.spare_bytes == -660
