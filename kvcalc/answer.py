@@ -169,7 +169,9 @@ def _assumed(standing: Standing) -> tuple[str, ...]:
     setup, memory = standing.setup, standing.question.memory
     if isinstance(memory, KvMemory):
         return ()
-    texts = [f"{memory.gpu.name} hands out {format_bytes(memory.gpu.total_bytes)} ({memory.gpu.memory_basis})"]
+    texts = []
+    if memory.gpu.memory_basis != "measured":
+        texts.append(f"{memory.gpu.name} hands out {format_bytes(memory.gpu.total_bytes)}: {memory.gpu.runtime_rule}")
     if setup.placement.ranks and setup.deployment.tp * setup.deployment.pp > 1:
         texts.append("weights on a rank are those of its share of the layers, split evenly over tp")
     if any(rank.budget is None for rank in standing.ranks):

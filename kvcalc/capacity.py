@@ -8,6 +8,7 @@ counts the peak up to the context.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -144,13 +145,15 @@ def _needed_memory(found: Sequence[Limit], context: int, batch: int) -> int:
 
 
 def _binding(found: Sequence[Limit], context: int, batch: int) -> Binding | None:
-    """Return the limit with the smallest largest batch (of equals, the one with least to spare); None if none binds."""
+    """Return the limit with the smallest largest batch (of equals, the one with least to spare); None if none is used.
+
+    What is set aside whole at the start bounds no batch, and comes last.
+    """
     bound = []
     for limit in found:
-        most = limit.footprint.max_batch(limit.budget, context)
-        if most is not None:
-            needed = limit.needed(context, batch)
-            bound.append((most, limit.budget - needed, limit, needed))
+        most, needed = limit.footprint.max_batch(limit.budget, context), limit.needed(context, batch)
+        if most is not None or needed:
+            bound.append((math.inf if most is None else most, limit.budget - needed, limit, needed))
     if not bound:
         return None
     _, _, limit, needed = min(bound, key=lambda entry: entry[:2])

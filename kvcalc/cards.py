@@ -72,8 +72,9 @@ class CardComparison:
         """Return the table for people, at most `width` columns wide."""
         priced = any(row.price is not None for row in self.rows)
         cells = [_cells(row, units, priced) for row in self.rows]
+        counts = f"largest batch at context {self.context:,}, largest context at batch {self.batch:,}"
         blocks = [
-            f"{self.model}, context {self.context:,}, batch {self.batch:,}, engine {self.engine}",
+            fold(f"{self.model}, engine {self.engine}: {counts}", hanging="  "),
             render(cells, "table", aligned_right=list(cells[0])[1:], width=width),
             "\n".join(fold(f"{row.gpu}: {row.note}", hanging="  ") for row in self.rows if row.note),
             "per sequence: price of the GPUs for an hour over the largest batch" if priced else "",
@@ -147,9 +148,9 @@ def _cells(row: CardRow, units: str, priced: bool) -> dict[str, str]:
     cells = {
         "GPU": row.gpu if row.gpus == 1 else f"{row.gpus} x {row.gpu}",
         "handed out": format_bytes(row.total_bytes, units),
-        "for the cache": "-" if row.cache_bytes is None else format_bytes(row.cache_bytes, units),
-        "largest batch": _shown(row.max_batch, row.cache_bytes),
-        "largest context": _shown(row.max_context, row.cache_bytes),
+        "cache": "-" if row.cache_bytes is None else format_bytes(row.cache_bytes, units),
+        "batch": _shown(row.max_batch, row.cache_bytes),
+        "context": _shown(row.max_context, row.cache_bytes),
     }
     return {**cells, "per sequence": _decimal(row.cost, 4) or "-"} if priced else cells
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,8 +105,10 @@ def check_tree(tree: Tree) -> tuple[Part, ...]:
             continue
         try:
             found += _judged(declared, tree.file, tree.values[path])
+        except _WrongKeyError as error:
+            problems.append(tree.problem((*path, error.key), str(error)))
         except KvcalcError as error:
-            problems.append(Problem(tree.file, *tree.values[path], _dotted(path), str(error)))
+            problems.append(tree.problem(path, str(error)))
     if problems:
         raise SpecError(problems)
     return tuple(found)
@@ -265,10 +268,29 @@ class _Reader:
         return {"overhead_parts": {key: self._size(("overhead", key)) for key in given}}
 
 
+class _WrongKeyError(Exception):
+    """What is wrong with the value of one key."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+@contextmanager
+def _blamed_on(key: str) -> Iterator[None]:
+    """Say of which key's value an error speaks."""
+    try:
+        yield
+    except KvcalcError as error:
+        raise _WrongKeyError(key, str(error)) from None
+
+
 def _judged(declared: Declared, file: str, place: tuple[int, int]) -> Iterator[Part]:
     """Yield the deployment at each of its contexts."""
-    spec = load(declared.model)
-    memory = memory_of(**declared.memory)
+    with _blamed_on("model"):
+        spec = load(declared.model)
+    with _blamed_on("gpu"):
+        memory = memory_of(**declared.memory)
     degrees = {name: declared.arguments.get(name) for name in ("tp", "pp", "dp")}
     fixed = {name: int(value) for name, value in degrees.items() if value is not None}
     counts = None if declared.gpus is None else range(declared.gpus, declared.gpus + 1)
@@ -355,10 +377,6 @@ def _command_memory(command: ServerCommand, hardware: Hardware) -> Any:
 def _served(model: str) -> str:
     """Return a served model as kvcalc names it: llama-server's `-hf org/name:Q4_K_M` without its file."""
     return model.rsplit(":", 1)[0] if ":" in model and not Path(model).exists() else model
-
-
-def _dotted(path: tuple[str | int, ...]) -> str:
-    return "" if not path else f"{path[0]}[{path[1]}]"
 
 
 def _escaped(text: str) -> str:

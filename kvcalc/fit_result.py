@@ -224,32 +224,32 @@ def _between(pair: tuple[int | None, int | None] | None, value: int | None) -> s
 
 def _memory_lines(memory: MemoryReport, units: str) -> list[str]:
     """How the memory of one GPU divides: what is handed out, weights, each part of the overhead, what is left."""
-    budget = memory.budget
+    budget, cache = memory.budget, memory.cache
     count = f", {memory.gpus} of them" if memory.gpus > 1 else ""
-    share = f"; the engine takes {format_percent(budget.share.numerator, budget.share.denominator)}"
-    basis = {"measured": "seen", "derived": "derived"}.get(memory.runtime_basis, memory.runtime_basis)
-    rows = [("handed out", memory.runtime_bytes, "", basis)]
+    share = "" if budget.share == 1 else f"; the engine takes {format_percent(*budget.share.as_integer_ratio())}"
+    basis = {"measured": "seen"}.get(memory.runtime_basis, memory.runtime_basis)
+    rows = [_memory_row("handed out", memory.runtime_bytes, units, basis)]
     if memory.reserve_bytes:
-        rows.append(("reserve", -memory.reserve_bytes, "", "given"))
-    rows.append(("weights", -budget.weights_bytes, "", ""))
+        rows.append(_memory_row("reserve", -memory.reserve_bytes, units, "given"))
+    rows.append(_memory_row("weights", -budget.weights_bytes, units))
     for part in budget.overhead.parts:
-        spread = (
-            ""
-            if part.low_bytes == part.high_bytes
-            else f"{format_bytes(part.low_bytes, units)} to {format_bytes(part.high_bytes, units)}"
-        )
         where = part.basis if part.inside or budget.share == 1 else f"{part.basis}, beside the share"
-        rows.append((part.name, -part.typical_bytes, spread, where))
-    cache = memory.cache
-    spread = f"{format_bytes(cache.low, units)} to {format_bytes(cache.high, units)}" if cache.low != cache.high else ""
-    rows.append(("cache", cache.typical, spread, ""))
-    cells = [
-        {"rank": name, "typical": format_bytes(size, units), "seen": seen, "from": note}
-        for name, size, seen, note in rows
-    ]
-    head = fold(f"{memory.gpu}{count}, rank {memory.rank}{share if budget.share != 1 else ''}", hanging="  ")
-    return [head, render([{("part" if key == "rank" else key): v for key, v in row.items()} for row in cells],
-                         "table", aligned_right=("typical", "seen"))]  # fmt: skip
+        rows.append(_memory_row(part.name, -part.typical_bytes, units, where, (part.low_bytes, part.high_bytes)))
+    rows.append(_memory_row("cache", cache.typical, units, "", (cache.low, cache.high)))
+    head = fold(f"{memory.gpu}{count}, rank {memory.rank}{share}", hanging="  ")
+    return [head, render(rows, "table", aligned_right=("typical", "seen"))]
+
+
+def _memory_row(
+    part: str, typical: int, units: str, basis: str = "", seen: tuple[int, int] | None = None
+) -> dict[str, str]:
+    """Return one line of the division; the spread is left out where there is none."""
+
+    def text(size: int) -> str:
+        return f"{size:,}" if units == "bytes" else format_bytes(size, units)
+
+    spread = "" if seen is None or seen[0] == seen[1] else f"{text(seen[0])} to {text(seen[1])}"
+    return {"part": part, "typical": text(typical), "seen": spread, "from": basis}
 
 
 def _load_lines(load: Load) -> list[str]:
@@ -268,11 +268,17 @@ def _load_lines(load: Load) -> list[str]:
 def _layout_lines(layouts: Sequence[Layout]) -> list[str]:
     """The layouts that were tried, smallest first."""
     rows = [
-        {"gpus": each.gpus, "tp": each.tp, "pp": each.pp, "dp": each.dp, "largest batch": _shown(each.max_batch),
-         "": each.why or ("fits" if each.fits else "")}
+        {
+            "gpus": each.gpus,
+            "tp": each.tp,
+            "pp": each.pp,
+            "dp": each.dp,
+            "batch": "-" if each.max_batch is None and not each.fits else _shown(each.max_batch),
+            "": "fits" if each.fits else each.why.split(";", maxsplit=1)[0],
+        }
         for each in layouts
-    ]  # fmt: skip
-    return [render(rows, "table", aligned_right=("gpus", "tp", "pp", "dp", "largest batch"))] if rows else []
+    ]
+    return [render(rows, "table", aligned_right=("gpus", "tp", "pp", "dp", "batch"))] if rows else []
 
 
 def _offload_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -285,7 +291,7 @@ def _offload_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
         }
         for row in rows
     ]
-    return [render(cells, "table", aligned_right=tuple(cells[0])[1:])] if cells else []
+    return [render(cells, "table", aligned_right=list(cells[0])[1:])] if cells else []
 
 
 def _shown(value: int | None) -> str:

@@ -404,7 +404,11 @@ class Footprint:
     @cached_property
     def _proportional(self) -> bool:
         """Whether every sequence of the batch adds the same bytes: nothing is shared."""
-        return all(steps.scope == "sequence" and not steps.cap_per_sequence for steps, _ in self._combined)
+        # An engine's own kind of staircase may count a sequence by the batch it is in.
+        return all(
+            type(steps) is Steps and steps.scope == "sequence" and not steps.cap_per_sequence
+            for steps, _ in self._combined
+        )
 
     @cached_property
     def _never_falls(self) -> bool:

@@ -106,21 +106,25 @@ def _shown(text: str) -> str:
 def format_bytes(size: int, units: str = "iec") -> str:
     """Return `size` for people: three significant digits in IEC (`1.12 GiB`) or SI units, or exact bytes."""
     if units == "bytes":
-        return f"{size:,} bytes"
+        return _plain_bytes(size)
     base, names = (1024, IEC_UNITS) if units == "iec" else (1000, SI_UNITS)
     sign, rest = ("-", -size) if size < 0 else ("", size)
     power = 0
     while power < len(names) - 1 and _rounds_past(rest, base, power):
         power += 1
     if power == 0:
-        return f"{sign}{rest:,} {names[0]}"
+        return _plain_bytes(size)
     return f"{sign}{_three_digits(rest, base**power)} {names[power]}"
 
 
 def format_exact(size: int, units: str = "iec") -> str:
     """Return `1.12 GiB  (1,207,959,552 bytes)`: the readable figure with the exact one beside it."""
     short = format_bytes(size, units)
-    return short if short.endswith("bytes") else f"{short}  ({size:,} bytes)"
+    return short if short == _plain_bytes(size) else f"{short}  ({_plain_bytes(size)})"
+
+
+def _plain_bytes(size: int) -> str:
+    return f"{size:,} byte{'' if abs(size) == 1 else 's'}"
 
 
 def format_ratio(part: int, whole: int) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from kvcalc import api
 from kvcalc.api import Setup, SizeResult
+from kvcalc.capacity import capacity
 from kvcalc.fit_result import FitResult
 from kvcalc.spec.model import ModelSpec
 
@@ -32,6 +33,11 @@ class Served:
         """Return what `memory` bytes on every rank hold."""
         given = self.arguments
         return api.fit(self.model, kv_memory=memory, context=context, batch=batch, engine=self.engine, **given)
+
+    def least_memory(self, context: int, batch: int = 1) -> int:
+        """Return the smallest memory on every rank with which a batch fits at a context."""
+        placement = self.setup.placement
+        return capacity(placement, [1] * len(placement.ranks), context, batch).needed_memory
 
     def report(self, memory: int | None = None, context: int = 1) -> dict[str, Any]:
         """Return the engine's report of one sequence, or of what it makes of `memory` bytes on every rank."""

@@ -29,19 +29,21 @@ def memory_options(function: shared.AnyFunction) -> shared.AnyFunction:
     add = partial(click.option, cls=shared.Option, section="Memory")
     decorators: tuple[Callable[[Any], Any], ...] = (
         add("--gpu", type=GPU, help="GPU of every rank: 'kvcalc gpus' lists them."),
-        add("--gpus", "gpu_count", metavar="N|A..B", help="How many GPUs; of a range, the smallest layout that fits."),
         add(
-            "--utilization", metavar="SHARE", help="Share of a GPU that the engine takes: 0.9 (vLLM's default is 0.92)."
+            "--utilization", metavar="SHARE", help="Share of a GPU that the engine takes, such as 0.9; vLLM's is 0.92."
         ),
         add("--memory-reserve", metavar="SIZE", help="What others use of every GPU."),
-        add(
-            "--overhead", "overheads", multiple=True, metavar="SIZE|PART=SIZE", help="All of the overhead, or one part."
-        ),
+        add("--overhead", "overheads", multiple=True, metavar="[PART=]SIZE", help="All of the overhead, or one part."),
         add("--from-log", type=click.Path(), help="A server's log, whose figures replace the estimates."),
     )
     for decorator in reversed(decorators):
         function = decorator(function)
     return function
+
+
+def gpus_option(metavar: str, help: str) -> Callable[[Any], Any]:
+    """Return the option --gpus, which `memory_arguments` reads where a command has it."""
+    return click.option("--gpus", "gpu_count", cls=shared.Option, section="Memory", metavar=metavar, help=help)
 
 
 def memory_arguments(given: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +52,7 @@ def memory_arguments(given: dict[str, Any]) -> dict[str, Any]:
     reserve = given.pop("memory_reserve")
     return {
         "gpu": given.pop("gpu"),
-        "gpus": _counts(given.pop("gpu_count")),
+        "gpus": _counts(given.pop("gpu_count", None)),
         "utilization": given.pop("utilization"),
         "memory_reserve": 0 if reserve is None else _size("--memory-reserve", reserve),
         "overhead": whole,

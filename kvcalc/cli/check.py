@@ -22,6 +22,7 @@ _PROGRAMS = ("vllm", "llama-server", "llama-cli", "python", "python3")
 )
 @click.argument("what", nargs=-1, required=True, metavar="FILE... | -- COMMAND...")
 @_memory.memory_options
+@_memory.gpus_option("N", "How many GPUs the command has.")
 @click.option("--ctx", "context", type=shared.TokenCount(), help="Tokens of one sequence, instead of the command's.")
 @click.option("--batch", type=shared.TokenCount(), help="Sequences, instead of the command's.")
 @click.option(

@@ -27,6 +27,7 @@ COLUMNS = (
 @click.command(cls=shared.Command, epilog="Example: kvcalc fit llama-3.1-8b --gpu h100-80gb --ctx 8K --engine vllm")
 @shared.model_argument
 @_memory.memory_options
+@_memory.gpus_option("N|A..B", "How many GPUs; of a range, the smallest layout that fits.")
 @click.option(
     "--kv-memory",
     cls=shared.Option,

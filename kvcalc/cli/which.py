@@ -19,15 +19,13 @@ from kvcalc.cli import _options as shared
 def command(context: int, batch: int, **given: Any) -> None:
     """Models of the catalogue that fit on a GPU, largest first, with the cheapest formats that make each fit."""
     from kvcalc.answer import memory_of
-    from kvcalc.errors import BadInput
     from kvcalc.memory import Card
     from kvcalc.output import render, terminal_width, to_json
     from kvcalc.which import which
 
     style, _ = shared.chosen_style(given)
     memory = _memory.memory_arguments(given)
-    if memory.pop("gpus") is not None:
-        raise BadInput("which takes no --gpus: say how a model is split with --tp and --pp")
+    memory.pop("gpus")  # how a model is split is said with --tp and --pp
     reserve = memory.pop("memory_reserve")
     card = memory_of(None, memory.pop("gpu"), reserve=reserve, **memory)
     assert isinstance(card, Card)

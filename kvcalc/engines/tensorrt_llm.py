@@ -47,8 +47,6 @@ class Options(EngineOptions):
     """Tokens of a block."""
     dtype: Literal["auto", "fp8", "nvfp4"] = "auto"
     """The cache's dtype; auto: the model's. Or use --kv-dtype."""
-    free_gpu_memory_fraction: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
-    """Part of the free memory for the cache (the server's default is 0.9); omitted: --kv-memory is all the cache's."""
     max_tokens: Annotated[int, Field(ge=1, le=2**40)] | None = None
     """Tokens of the cache at most; ignored where windows have several sizes."""
     max_attention_window: str | None = None
@@ -177,20 +175,18 @@ class TensorrtLlm(EngineProfile[Options]):
     ) -> dict[str, Any]:
         """Return the bytes of a token on every rank, the estimator's too, and the blocks of a sequence."""
         plan = make_plan(spec, deployment)
-        return {"held_bytes": placement.held_bytes(context, batch), **_block_report(plan, deployment, context)}
+        return {"held_bytes": placement.held_bytes(context, batch), **_block_report(plan, context)}
 
     def cache_budgets(
         self, spec: ModelSpec, deployment: Deployment[Options], kv_bytes_per_rank: Sequence[int]
     ) -> tuple[int, ...]:
-        """Return the bytes of every rank's blocks: the fraction of those available, those of `max_tokens` at most."""
+        """Return the bytes of every rank's blocks: those available, those of `max_tokens` at most."""
         plan, options = make_plan(spec, deployment), deployment.options
-        fraction = Fraction(str(options.free_gpu_memory_fraction or 1))
-        found = [max(math.floor(available * fraction), 1) for available in kv_bytes_per_rank]
         if options.max_tokens is None or len(plan.windows) > 1:
-            return tuple(found)
+            return tuple(kv_bytes_per_rank)
         blocks = options.max_tokens // options.tokens_per_block
         most = [max(blocks * plan.block_bytes(kinds, plan.windows[0]), 1) for kinds in plan.per_rank]
-        return tuple(min(each, limit) for each, limit in zip(found, most, strict=True))
+        return tuple(min(available, limit) for available, limit in zip(kv_bytes_per_rank, most, strict=True))
 
     def budget_report(
         self, spec: ModelSpec, deployment: Deployment[Options], kv_bytes_per_rank: Sequence[int], context: int
@@ -205,7 +201,7 @@ class TensorrtLlm(EngineProfile[Options]):
             for window in plan.windows
         }
         found = BlockCounts(plan, blocks, context)
-        return {**_block_report(plan, deployment, context), **found.to_json()}
+        return {**_block_report(plan, context), **found.to_json()}
 
     def assumptions(self, spec: ModelSpec, deployment: Deployment[Options]) -> tuple[str, ...]:
         """Return the defaults that decide the figures."""
@@ -483,7 +479,7 @@ def _retention(window: int | None) -> Retention:
 # Reports --------------------------------------------------------------------------------------------------------------
 
 
-def _block_report(plan: Plan, deployment: Deployment[Options], context: int) -> dict[str, Any]:
+def _block_report(plan: Plan, context: int) -> dict[str, Any]:
     """Return the bytes of a token on every rank of a replica, allocated and estimated, and a sequence's blocks."""
     estimates = [estimated_bytes_per_token(kinds, plan.attention_tp, plan.stored) for kinds in plan.per_rank]
     return {
@@ -496,7 +492,6 @@ def _block_report(plan: Plan, deployment: Deployment[Options], context: int) -> 
             "all" if window is None else str(window): int(_steps(plan, window).count(context, 1))
             for window in plan.windows
         },
-        "free_gpu_memory_fraction": deployment.options.free_gpu_memory_fraction,
     }
 
 

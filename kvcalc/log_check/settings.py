@@ -17,7 +17,6 @@ from kvcalc.spec.load import names
 from kvcalc.spec.model import ModelSpec
 from kvcalc.units import MAX_TOKENS
 
-
 # The engines' own options for what --kv-dtype says, too.
 _CACHE_DTYPES = ("kv_cache_dtype", "type_k", "type_v")
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-from kvcalc.engines.tensorrt_llm import Plan, make_plan
+from kvcalc.engines.tensorrt_llm import DEFAULT_FREE_FRACTION, Plan, make_plan
 from kvcalc.log_check import settings as read
-from kvcalc.log_check.figures import GIB, Figure, enclosed, ends, exact, rounded, skipped, whole
+from kvcalc.log_check.figures import GIB, Figure, decimal, enclosed, ends, exact, rounded, skipped, whole
 from kvcalc.log_check.settings import Given, Settings
 from kvcalc.measure.log import TENSORRT_LLM, Fact, Log
 
-# The server's default, where neither the log nor the user has another.
-_FRACTION = "0.9"
+# Fractions of the free memory that are tried where the log has none and the default does not fit.
+_FRACTIONS = ("0.99", "0.95", "0.9", "0.85", "0.8", "0.7", "0.6", "0.5")
 _FAKE = "a fake cache manager prints 0.00, whatever the cache takes"
 _ROUNDED_UP = "the engine backend, whose line this is, rounds blocks up; the PyTorch backend rounds them down"
 
@@ -32,7 +32,6 @@ def settings(log: Log, given: Given) -> tuple[Settings, tuple[str, ...]]:
     options = read.known(
         tokens_per_block=read.tokens(printed or told.get("tokens_per_block")),
         enable_attention_dp=read.switch(told.get("enable_attention_dp")),
-        free_gpu_memory_fraction=told.get("free_gpu_memory_fraction") or told.get("kv_cache_free_gpu_memory_fraction"),
     )
     context = log.last("tensorrt-llm sequence", "window") or log.last("tensorrt-llm length", "tokens")
     found = Settings(spec, TENSORRT_LLM, arguments, options, read.tokens(context))
@@ -46,8 +45,6 @@ def neighbours(with_: Settings) -> Iterator[tuple[str, Settings]]:
     yield from with_.other_ranks()
     for size in (32, 64, 128):
         yield f"-o tokens_per_block={size}", with_.having(tokens_per_block=size)
-    for fraction in ("0.9", "0.95", "0.85", "0.8", "0.5"):
-        yield f"-o free_gpu_memory_fraction={fraction}", with_.having(free_gpu_memory_fraction=fraction)
     yield "-o enable_attention_dp=true", with_.having(enable_attention_dp="true")
 
 
@@ -55,8 +52,9 @@ def figures(log: Log, with_: Settings) -> Iterator[Figure]:
     """Yield every figure of the log beside what these settings make of it."""
     setup = with_.setup()
     plan = make_plan(setup.spec, setup.deployment)
-    fraction = Fraction(str(setup.deployment.options.free_gpu_memory_fraction or _FRACTION))
-    pool = _Pool(log, plan, fraction, with_.context)
+    told = {**read.flags_of(log, TENSORRT_LLM), **read.arguments_of(log, "tensorrt-llm arguments")}
+    printed = told.get("free_gpu_memory_fraction") or told.get("kv_cache_free_gpu_memory_fraction")
+    pool = _Pool(log, plan, decimal(printed) or DEFAULT_FREE_FRACTION, with_.context)
     yield from pool.block_figures()
     yield from pool.sequence_figures()
     yield from pool.size_figures()
@@ -90,9 +88,16 @@ class _Pool:
                 why = _FAKE if self._fake else "the log does not have the memory of the cache"
                 yield skipped(fact, "blocks", "blocks of the primary pool", why)
                 continue
-            block = self.plan.tokens_per_block
-            least, most = (-(-int(end * self.fraction / self.token_bytes) // block) for end in ends(available, GIB))
-            yield enclosed(fact, "blocks", "blocks of the primary pool", least, most).noting(_ROUNDED_UP)
+            figure = self._blocks(fact, available, self.fraction)
+            others = [each for each in _FRACTIONS if self._blocks(fact, available, Fraction(each)).agrees]
+            if not figure.agrees and others:
+                figure = figure.noting(f"would agree with a fraction of {others[0]} of the free memory")
+            yield figure.noting(_ROUNDED_UP)
+
+    def _blocks(self, fact: Fact, available: str, fraction: Fraction) -> Figure:
+        block = self.plan.tokens_per_block
+        least, most = (-(-int(end * fraction / self.token_bytes) // block) for end in ends(available, GIB))
+        return enclosed(fact, "blocks", "blocks of the primary pool", least, most)
 
     def sequence_figures(self) -> Iterator[Figure]:
         """Yield the blocks of a sequence, and the tokens that it was cut to where the pool is too small."""

@@ -869,9 +869,11 @@ def _gemma3n(config: Fields, layers: tuple[_Layer, ...]) -> int:
     """Gemma 3n: AltUp's copies of the stream, LAuReL's low-rank residuals, embeddings for every layer."""
     hidden, own = config.hidden, _size(config, "hidden_size_per_layer_input")
     copies, rank = _size(config, "altup_num_inputs"), _size(config, "laurel_rank")
-    inner = config.get("intermediate_size")
-    sizes = inner if isinstance(inner, list) else [_size(config, "intermediate_size")] * len(layers)
-    if len(sizes) != len(layers):
+    listed = isinstance(config.get("intermediate_size"), list)
+    sizes = (
+        (config.integers("intermediate_size") or []) if listed else [_size(config, "intermediate_size")] * len(layers)
+    )
+    if len(sizes) != len(layers) or min(sizes) < 0:
         raise _NotCountedError("intermediate_size does not have every layer")
     altup = copies**2 + copies**3 + copies * hidden + (2 if config.flag("altup_correct_scale") else 1) * hidden
     each = altup + 2 * rank * hidden + hidden + 2 * own * hidden + hidden + 4 * hidden

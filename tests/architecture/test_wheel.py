@@ -18,7 +18,7 @@ import pytest
 from kvcalc.cli import COMMANDS
 from tests.architecture.project import ROOT
 
-# A call of every command that needs no extra. `{folder}` is a folder of the side that runs it, with a config.json.
+# A call of every command that needs no extra. `{folder}` is a folder of the side that runs it, with model/config.json.
 CALLS = {
     "size": ["gpt2-small", "--ctx", "4096", "--batch", "8"],
     "explain": ["deepseek-v3", "--ctx", "4096"],
@@ -28,7 +28,9 @@ CALLS = {
     "show": ["qwen3-next-80b-a3b"],
     "gpus": ["h100"],
     "engines": [],
-    "import": ["{folder}/config.json"],
+    "which": ["--gpu", "l4", "--ctx", "8K"],
+    "check": ["--gpu", "l4", "--", "vllm", "serve", "Qwen/Qwen3-8B", "--max-model-len", "8192"],
+    "import": ["{folder}/model/config.json"],
     "plot": ["context", "gpt2-small", "-o", "{folder}/curve.html"],
     "validate": ["gpt2-small", "--ctx", "64"],
 }
@@ -136,15 +138,26 @@ def test_an_installed_wheel_answers_like_the_source_tree(command: str, installed
         ("wheel", [str(installed / ("Scripts" if os.name == "nt" else "bin") / "kvcalc")]),
     ):
         folder = tmp_path / name
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+        (folder / "model").mkdir(parents=True)
+        (folder / "model" / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
         if name == "tree" and command in NEED_TORCH:
             continue
         arguments = [argument.format(folder=folder) for argument in CALLS[command]]
         result = _run([*program, command, *arguments], ROOT if name == "tree" else folder, expected=expected)
-        written = {path.name: path.read_bytes() for path in folder.iterdir()}
+        written = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         sides[name] = (result.stdout.replace(str(folder), ""), result.stderr.replace(str(folder), ""), written)
     if command in NEED_TORCH:
         assert "pip install 'kvcalc[torch]'" in sides["wheel"][1]
     else:
         assert sides["tree"] == sides["wheel"]
+
+
+def test_every_extra_that_a_message_names_can_be_installed(wheel: Path) -> None:
+    """`pip install 'kvcalc[x]'`, as an error says, finds the extra x in the wheel's metadata."""
+    archive = ZipFile(wheel)
+    (metadata,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
+    provided = set(re.findall(r"^Provides-Extra: (\S+)$", archive.read(metadata).decode(), re.M))
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "kvcalc").rglob("*.py")]
+    named = {extra for text in sources for extra in re.findall(r'MissingExtra\(\s*"(\w+)"', text)}
+    assert named
+    assert named <= provided

@@ -92,7 +92,9 @@ class Runner:
         if language == "python":
             return self._python(text)
         if "file" in settings:
-            (self.folder / settings["file"]).write_text(text, encoding="utf-8")
+            file = self.folder / settings["file"]
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(text, encoding="utf-8")
         return None
 
     def _shell(self, script: str, expected: int, *, quiet: bool) -> str:

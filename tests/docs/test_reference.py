@@ -10,9 +10,11 @@ import pytest
 
 import kvcalc
 from kvcalc.cli import COMMANDS, cli
-from kvcalc.engines import ENGINES
+from kvcalc.engines import ENGINES, find_engine
 from kvcalc.formats import FORMATS
+from kvcalc.spec.documented import Documented
 from kvcalc.spec.kinds import KINDS, STATE_VARIANTS
+from kvcalc.spec.model import Source, SpecFile
 from tests.docs.render import ROOT
 
 CLI, KINDS_PAGE = ROOT / "docs" / "cli.md", ROOT / "docs" / "kinds.md"
@@ -83,6 +85,25 @@ def test_an_engine_has_a_section(name: str) -> None:
     section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
     assert re.search(r"^```sh\nkvcalc size ", section, re.M)
     assert f"<!-- begin options-{name} -->" in section
+
+
+RECORDS: dict[str, type[Documented]] = {
+    "spec": SpecFile,
+    "source": Source,
+    **KINDS,
+    **STATE_VARIANTS,
+    **{f"{name} options": find_engine(name).options_class for name in ENGINES},
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_every_field_that_users_write_is_explained(name: str) -> None:
+    """Each has a sentence below it, which tables, `kvcalc engines`, errors and the JSON schema show."""
+    record = RECORDS[name]
+    explained = record.field_docs()
+    assert set(explained) == set(record.model_fields) - {"kind", "variant"}
+    shown = {field: part.get("description") for field, part in record.model_json_schema()["properties"].items()}
+    assert {field: shown[field] for field in explained} == explained
 
 
 def test_every_format_is_named() -> None:

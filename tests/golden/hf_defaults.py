@@ -14,10 +14,24 @@ ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "kvcalc" / "read" / "hf_defaults.json"
 
 # What every class has and no cache or count depends on.
-_IGNORED = frozenset(
-    """base_config_key base_model_tp_plan chunk_size_feed_forward dtype has_no_defaults_at_init initializer_range
-    is_encoder_decoder model_type output_attentions output_hidden_states output_router_logits pretraining_tp
-    problem_type return_dict topk_method torch_dtype transformers_version use_cache""".split()
+_IGNORED = (
+    "base_config_key",
+    "base_model_tp_plan",
+    "chunk_size_feed_forward",
+    "dtype",
+    "has_no_defaults_at_init",
+    "initializer_range",
+    "is_encoder_decoder",
+    "model_type",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "pretraining_tp",
+    "return_dict",
+    "topk_method",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
 )
 _ENDINGS = ("_token_id", "act", "activation", "_function", "_func", "_labels", "_device", "_type", "_scheme")
 

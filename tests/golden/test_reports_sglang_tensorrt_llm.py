@@ -199,8 +199,7 @@ def test_older_servers_rounded_blocks_up(
     """Blocks of a printed memory (TensorRT-LLM issue 2268; notes); of the PyTorch backend they are one fewer."""
     setup = tensorrt_llm(model, LONG_BLOCKS)
     assert blocks in blocks_rounded_up(setup, available, fraction), name
-    now = tensorrt_llm(model, {**LONG_BLOCKS, "free_gpu_memory_fraction": float(fraction)})
-    fewer = {now.report(end)["num_blocks"] for end in printed(available)}
+    fewer = {setup.report(int(end * Fraction(fraction)))["num_blocks"] for end in printed(available)}
     assert blocks - 1 in fewer, name
 
 

@@ -105,6 +105,15 @@ def test_nothing_fits() -> None:
     assert found.binding.spare_bytes == -2995
 
 
+def test_what_is_set_aside_whole_binds_where_nothing_else_does() -> None:
+    """A fixed allocation bounds no batch; it is named with what it leaves, or lacks."""
+    where = placement((footprint(100, Steps.constant().once()), ()))
+    for budget in (250, 50):
+        found = capacity(where, [budget], 10, 3)
+        assert found.binding is not None
+        assert (found.fits, found.binding.spare_bytes) == (budget > 100, budget - 100)
+
+
 def test_a_sequence_fits_on_its_whole_way() -> None:
     """A chunk of 8 tokens is full at 8 and nearly empty at 9: the way there counts."""
     where = placement((footprint(10, Steps.chunk(8)), ()))

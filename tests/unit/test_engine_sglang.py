@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvcalc.capacity import capacity
 from kvcalc.engines import _sglang_rules as rules
 from kvcalc.errors import BadInput, UnsupportedByEngine
 from tests.property.specs import small_spec
@@ -187,7 +188,7 @@ def test_a_window_that_does_not_fit_stops_the_server() -> None:
     short = setup.fit(9 * 16 * 3687, context=10)
     assert (short.fits, short.max_batch, short.engine_report["admitted"]) == (False, 0, False)
     assert "window" in short.engine_report["admission_error"]
-    assert short.suggestions == ("--kv-memory 589824 is the least that fits (576 KiB)",)
+    assert setup.least_memory(context=10) == 589_824
     assert setup.fit(589_824, context=10).fits
     assert not setup.fit(589_823, context=10).fits
 
@@ -327,16 +328,15 @@ def _alone(split: rules.Split, pool: rules.PoolName, memory: int) -> int:
 
 @given(memory=st.integers(1, 3 * MIB), context=st.integers(1, 600), batch=st.integers(1, 9))
 def test_a_hybrid_fits_exactly_from_the_least_memory_on(memory: int, context: int, batch: int) -> None:
-    """The suggested memory fits, a byte less does not, and the batch that is named fits while one more does not."""
+    """The least memory fits, a byte less does not, and the batch that is named fits while one more does not."""
     setup = prepared({"full": {"kind": "full"}, "mamba": MAMBA}, options={"page_size": 4})
-    result = setup.fit(memory, context, batch)
-    if result.max_batch:
-        assert setup.fit(memory, context, result.max_batch).fits
-        assert not setup.fit(memory, context, result.max_batch + 1).fits
-    if not result.fits:
-        (least,) = (int(text.split()[1]) for text in result.suggestions if text.startswith("--kv-memory"))
-        assert setup.fit(least, context, batch).fits
-        assert not setup.fit(least - 1, context, batch).fits
+    placement = setup.setup.placement
+    found = capacity(placement, [memory], context, batch)
+    if found.max_batch:
+        assert capacity(placement, [memory], context, found.max_batch).fits
+        assert not capacity(placement, [memory], context, found.max_batch + 1).fits
+    assert capacity(placement, [found.needed_memory], context, batch).fits
+    assert not capacity(placement, [found.needed_memory - 1], context, batch).fits
 
 
 # Memory for the pools -------------------------------------------------------------------------------------------------

@@ -21,7 +21,8 @@ def test_vllm_flags_become_arguments_and_options() -> None:
     """Parallelism and dtype go to `prepare`, the rest to the engine by its own names."""
     command = parsed(
         "vllm serve Qwen/Qwen3-8B --tensor-parallel-size 2 -pp 2 -dp 4 --dtype bfloat16 --kv-cache-dtype fp8 "
-        "--max-model-len 32768 --max-num-seqs 64 --gpu-memory-utilization 0.85 --block-size 32 --no-enable-prefix-caching"
+        "--max-model-len 32768 --max-num-seqs 64 --gpu-memory-utilization 0.85 --block-size 32 "
+        "--no-enable-prefix-caching"
     )
     assert command == ServerCommand(
         engine="vllm",
@@ -128,7 +129,7 @@ def test_what_is_not_understood_is_listed(text: str, unknown: tuple[str, ...]) -
 )
 def test_a_command_that_cannot_be_judged_is_refused(text: str, message: str) -> None:
     """With the flag and what is wrong with it."""
-    with pytest.raises(BadInput, match="(?s).*") as caught:
+    with pytest.raises(BadInput) as caught:
         parsed(text)
     assert message in str(caught.value)
     assert len(str(caught.value)) < 400
@@ -162,7 +163,8 @@ def test_an_option_is_written_as_it_is_read() -> None:
 
 def test_well_known_images_start_their_server() -> None:
     """By their names, whatever the registry and the tag."""
-    assert image_program("vllm/vllm-openai") == image_program("docker.io/vllm/vllm-openai:v1@sha256:0") == ["vllm", "serve"]
+    for image in ("vllm/vllm-openai", "docker.io/vllm/vllm-openai:v1@sha256:0"):
+        assert image_program(image) == ["vllm", "serve"]
     assert image_program("ghcr.io/ggml-org/llama.cpp:server-cuda-b6000") == ["llama-server"]
     assert image_program("ghcr.io/ggml-org/llama.cpp:full") == []
     assert image_program("nginx") == []
