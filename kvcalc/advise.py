@@ -308,7 +308,7 @@ def _tried(question: Question, degrees: tuple[int, int, int], placed: dict[tuple
         check(setup, here.asked_context, here.batch)
     except (BadInput, UnsupportedByEngine) as error:
         return _Try(Layout(tp, pp, dp, False, None, str(error)), 0, None)
-    standing = stand_at(here, setup, here.memory.ranks(setup, here.batch, here.drafted()), "typical")
+    standing = stand_at(here, setup, here.memory.ranks(setup, here.drafted()), "typical")
     why = "" if standing.fits else _lack(standing)
     return _Try(Layout(tp, pp, dp, standing.fits, standing.max_batch, why), standing.missing, here)
 

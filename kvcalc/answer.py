@@ -19,6 +19,8 @@ from kvcalc.prepared import MAX_RANKS, require_range, warnings
 from kvcalc.server_line import command_line
 from kvcalc.units import MAX_BYTES, format_bytes
 
+MOST_SEARCHED = 512  # GPUs of a range of layouts
+
 
 def memory_of(
     kv_memory: int | None,
@@ -72,6 +74,8 @@ def counts_of(gpus: int | tuple[int, int] | None) -> range | None:
     first, last = gpus if isinstance(gpus, tuple) else (gpus, gpus)
     require_range("--gpus", first, MAX_RANKS)
     require_range("--gpus", last, MAX_RANKS)
+    if first != last and last > MOST_SEARCHED:
+        raise BadInput(f"--gpus {first}..{last}: a range is searched up to {MOST_SEARCHED} GPUs")
     if first > last:
         raise BadInput(f"--gpus {first}..{last} is empty; write the smaller number first")
     return range(first, last + 1)
@@ -128,13 +132,17 @@ def _result(standing: Standing, tried: tuple[Layout, ...], lengths: str | None, 
             **standing.own,
         },
         memory=report,
-        interval=_interval(standing) if memory.spread else None,
+        interval=_interval(standing) if isinstance(memory, Card) else None,
         layouts=tried,
         load=None if lengths is None else _load(standing, lengths),
         offload=offloads(question) if report is not None and engine.name == "llama.cpp" else (),
         command=_command(standing) if emit else "",
         assumptions=(*setup.assumptions, *_assumed(standing)),
-        warnings=(*warnings(spec, standing.context), *_warnings(standing)),
+        warnings=(
+            *warnings(spec, standing.context),
+            *_warnings(standing),
+            *(_served_weights(standing) if emit else ()),
+        ),
     )
 
 
@@ -179,6 +187,12 @@ def _assumed(standing: Standing) -> tuple[str, ...]:
     return tuple(texts)
 
 
+def _served_weights(standing: Standing) -> tuple[str, ...]:
+    """Return that a command line names the published checkpoint, where another format of the weights was asked for."""
+    asked = standing.question.arguments.get("weights")
+    return (f"the command names the published weights; serve a file or checkpoint in {asked}",) if asked else ()
+
+
 def _warnings(standing: Standing) -> tuple[str, ...]:
     """Return what a user must know: a context that the engine lowers, too little beside its share."""
     question, setup = standing.question, standing.setup
@@ -186,6 +200,12 @@ def _warnings(standing: Standing) -> tuple[str, ...]:
     if standing.context != question.asked_context:
         asked = question.asked_context
         texts.append(f"{setup.engine.name} lowers the context from {asked:,} to {standing.context:,}")
+    memory, local = question.memory, setup.placement.local_batch(question.batch)
+    if isinstance(memory, Card) and setup.engine.name == "vllm" and local > memory.sequences:
+        texts.append(
+            f"vLLM runs {memory.sequences:,} sequences at once on this GPU; more take --max-num-seqs and larger "
+            "activations, which are not counted"
+        )
     budget = next((rank.budget for rank in standing.ranks if rank.budget), None)
     if budget is not None and budget.share != 1:
         outside = budget.overhead.total(inside=False)[1]

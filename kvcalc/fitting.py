@@ -165,7 +165,7 @@ def stand(question: Question, level: Level = "typical") -> Standing:
     """Return where a question stands; BadInput for values out of range, UnsupportedByEngine as for `prepare`."""
     setup = question.setup()
     check(setup, question.asked_context, question.batch)
-    return stand_at(question, setup, question.memory.ranks(setup, question.batch, question.drafted()), level)
+    return stand_at(question, setup, question.memory.ranks(setup, question.drafted()), level)
 
 
 def stand_at(question: Question, setup: Setup, ranks: tuple[RankMemory, ...], level: Level) -> Standing:

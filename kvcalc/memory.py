@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
@@ -19,7 +19,6 @@ from kvcalc.units import MAX_BYTES, format_bytes
 
 # `low` is the least that is left for the cache, `high` the most; answers are those of `typical`.
 Level = Literal["low", "typical", "high"]
-LEVELS: tuple[Level, ...] = ("low", "typical", "high")
 
 
 @dataclass(frozen=True)
@@ -28,16 +27,11 @@ class KvMemory:
 
     size: int
 
-    @property
-    def spread(self) -> bool:
-        """Whether the answer is an interval."""
-        return False
-
     def adjusted(self, engine: str, options: Mapping[str, object], pp: int) -> Mapping[str, object]:
         """Return an engine's options as they are."""
         return options
 
-    def ranks(self, setup: Setup, batch: int, drafted: Setup | None = None) -> tuple[RankMemory, ...]:
+    def ranks(self, setup: Setup, drafted: Setup | None = None) -> tuple[RankMemory, ...]:
         """Return the same bytes for every rank."""
         return tuple(RankMemory(self.size, self.size, self.size, None) for _ in setup.placement.ranks)
 
@@ -59,11 +53,6 @@ class Card:
     max_num_seqs: int | None = None
 
     @property
-    def spread(self) -> bool:
-        """Whether the answer is an interval: it always is, where anything is estimated."""
-        return True
-
-    @property
     def total_bytes(self) -> int:
         """What the runtime hands out, less what others use; BadInput if nothing is left."""
         total = (self._logged("total") or self.gpu.total_bytes) - self.reserve
@@ -82,7 +71,7 @@ class Card:
             return {**options, "device": ",".join(f"{prefix}{number}" for number in range(pp))}
         return options
 
-    def ranks(self, setup: Setup, batch: int, drafted: Setup | None = None) -> tuple[RankMemory, ...]:
+    def ranks(self, setup: Setup, drafted: Setup | None = None) -> tuple[RankMemory, ...]:
         """Return what is left on every rank of a replica; BadInput where the weights' bytes are unknown."""
         weights = rank_weights(setup)
         if drafted is not None:
@@ -90,7 +79,7 @@ class Card:
         logged = self._logged("weights")
         if logged is not None:
             weights = tuple(each and RankWeights(logged, logged, logged) for each in weights)
-        overhead = self.overhead_of(setup, batch)
+        overhead = self.overhead_of(setup)
         return tuple(HOST if each is None else self._rank(setup, each, overhead) for each in weights)
 
     def _rank(self, setup: Setup, weights: RankWeights, overhead: Overhead) -> RankMemory:
@@ -108,12 +97,12 @@ class Card:
     def _budget(self, setup: Setup, weights: int, overhead: Overhead) -> Budget:
         return setup.engine.budget(self.total_bytes, weights, overhead, self.utilization)
 
-    def overhead_of(self, setup: Setup, batch: int) -> Overhead:
+    def overhead_of(self, setup: Setup) -> Overhead:
         """Return the overhead of a rank, with what the user and the log say in place of the estimates."""
         if self.overhead is not None:
             size = self.overhead
             return Overhead((OverheadPart("overhead", size, size, size, True, "given", "given, for all parts"),))
-        found = _estimated(setup, self.gpu, self._sequences(setup, batch))
+        found = _estimated(setup, self.gpu, self.sequences)
         if self._logged("weights") is not None:
             found = found.without("loading")  # the log's weights are those that were loaded
         names = {part.name for part in found.parts}
@@ -127,10 +116,10 @@ class Card:
         """Return what the log says of `weights` or `total`."""
         return dict(self.logged).get(name)
 
-    def _sequences(self, setup: Setup, batch: int) -> int:
-        """Return max_num_seqs: as given, else the GPU's default, or the batch where that is larger."""
-        default = vllm_step_defaults(self.gpu)[1]
-        return self.max_num_seqs or max(default, setup.placement.local_batch(batch))
+    @property
+    def sequences(self) -> int:
+        """The sequences that vLLM runs at once (max_num_seqs): as given, else its default on this GPU."""
+        return self.max_num_seqs or vllm_step_defaults(self.gpu)[1]
 
 
 Memory: TypeAlias = KvMemory | Card
@@ -256,7 +245,6 @@ class MemoryReport:
     reserve_bytes: int
     budget: Budget
     cache: RankMemory
-    notes: tuple[str, ...] = field(default_factory=tuple)
 
     def to_json(self) -> dict[str, Any]:
         """Return the division as JSON data."""

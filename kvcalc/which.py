@@ -193,7 +193,7 @@ def _placed(question: Question) -> Setup | None:
 
 def _fitting(question: Question, setup: Setup, weights: str | None, cache: str | None) -> Fitting | None:
     """Return what fits of a model in its formats; None if the batch does not."""
-    available = [rank.typical for rank in question.memory.ranks(setup, question.batch)]
+    available = [rank.typical for rank in question.memory.ranks(setup)]
     if min(available) < 0:
         return None
     budgets = setup.engine.cache_budgets(setup.spec, setup.deployment, available)

@@ -132,6 +132,11 @@ class Sglang(EngineProfile[Options]):
     summary: ClassVar[str] = "SGLang: pools of tokens and recurrent states, and what the server's log prints"
     options_class = Options
 
+    def weight_shares(self, spec: ModelSpec, deployment: Deployment[Options]) -> tuple[Fraction | None, ...]:
+        """Return the share of the weights on every rank of a replica: all `tp` ranks split them, whoever attends."""
+        shares, tp = super().weight_shares(spec, deployment), deployment.tp
+        return tuple(share for place, share in enumerate(shares) if place % tp < _attention_tp(deployment))
+
     def budget(self, total: int, weights: int, overhead: Overhead, share: Fraction | None = None) -> Budget:
         """Return mem_fraction_static's share, less the weights; without one, what was seen to be left free is."""
         if share is None:
@@ -307,8 +312,7 @@ def make_plan(spec: ModelSpec, deployment: Deployment[Options]) -> Plan:
     """Return the pools of a model; UnsupportedByEngine for what SGLang 0.5.23 or this profile does not do."""
     _require_covered(spec)
     _require_deployment(spec, deployment)
-    options, dcp = deployment.options, deployment.dcp
-    attention_tp = deployment.tp // (deployment.dp if options.enable_dp_attention else 1)
+    options, dcp, attention_tp = deployment.options, deployment.dcp, _attention_tp(deployment)
     sparse = any(group.kind.name == "indexer" for group in spec.groups())
     packed = sparse and rules.packs_sparse_rows(options.dsa_prefill_backend, options.dsa_decode_backend)
     made = tuple(_pooled(layers, deployment, attention_tp, packed) for layers in stages(spec, deployment.pp))
@@ -323,6 +327,11 @@ def make_plan(spec: ModelSpec, deployment: Deployment[Options]) -> Plan:
         slots_per_request=rules.slots_per_request(not options.disable_radix_cache),
         packed=packed,
     )
+
+
+def _attention_tp(deployment: Deployment[Options]) -> int:
+    """Return the ranks that split the attention of one replica."""
+    return deployment.tp // (deployment.dp if deployment.options.enable_dp_attention else 1)
 
 
 def _pooled(
@@ -385,7 +394,7 @@ def _require_deployment(spec: ModelSpec, deployment: Deployment[Options]) -> Non
         raise UnsupportedByEngine(f"SGLang runs models in fp32, fp16 or bf16, not {deployment.dtype.name}")
     if options.enable_dp_attention and deployment.tp % deployment.dp:
         raise UnsupportedByEngine(f"enable_dp_attention: dp {deployment.dp} must divide tp {deployment.tp}")
-    attention_tp = deployment.tp // (deployment.dp if options.enable_dp_attention else 1)
+    attention_tp = _attention_tp(deployment)
     require_tp_divides_heads(spec.groups(), attention_tp)
     if attention_tp % deployment.dcp:
         raise UnsupportedByEngine(f"dcp {deployment.dcp} must divide the {attention_tp} ranks of attention")
@@ -537,6 +546,8 @@ def _assumed_layers(spec: ModelSpec, plan: Plan, deployment: Deployment[Options]
         yield "sparse attention in fp8: packed rows of 656 bytes (-o dsa_prefill_backend, dsa_decode_backend)"
     if plan.has("state") and options.mamba_ssm_dtype == "auto":
         yield "mamba_ssm_dtype as in the model's spec (-o mamba_ssm_dtype changes it)"
+    if options.enable_dp_attention:
+        yield "weights are split over all tp ranks; copies of the attention's in every replica are not counted"
     if plan.dcp > 1:
         yield f"dcp {plan.dcp}: every rank has its part of a sequence's tokens"
     for kv_heads in sorted({group.kind.kv_heads for group in spec.groups() if isinstance(group.kind, Heads)}):

@@ -147,6 +147,11 @@ class TensorrtLlm(EngineProfile[Options]):
     summary: ClassVar[str] = "TensorRT-LLM: blocks of the V1 cache manager, memory shared equally between windows"
     options_class = Options
 
+    def weight_shares(self, spec: ModelSpec, deployment: Deployment[Options]) -> tuple[Fraction | None, ...]:
+        """Return the share of the weights on every rank of a replica: all `tp` ranks split them, whoever attends."""
+        shares = super().weight_shares(spec, deployment)
+        return shares[:: deployment.tp] if deployment.options.enable_attention_dp else shares
+
     def budget(self, total: int, weights: int, overhead: Overhead, share: Fraction | None = None) -> Budget:
         """Return free_gpu_memory_fraction's share (0.9 by default) of what weights and overhead leave free."""
         return share_of_free(total, share or DEFAULT_FREE_FRACTION, weights, overhead)
@@ -496,6 +501,8 @@ def _block_report(plan: Plan, context: int) -> dict[str, Any]:
 
 
 def _assumptions(plan: Plan, options: Options) -> Iterator[str]:
+    if options.enable_attention_dp:
+        yield "weights are split over all tp ranks; copies of the attention's on every rank are not counted"
     if any(window is not None for window in plan.windows):
         if options.max_attention_window is None:
             yield "max_attention_window as in the model (-o max_attention_window changes it)"

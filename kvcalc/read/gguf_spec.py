@@ -562,7 +562,8 @@ class _Attention:
         heads, kv_heads = self.heads[layer], self.kv_heads[layer]
         if heads == 0 or kv_heads == 0:
             return ()
-        if self.hparams.integer("attention.kv_lora_rank", 0):
+        # A file from before MLA's keys is run with a cache of every expanded head: that is what its model keeps.
+        if self.hparams.integer("attention.kv_lora_rank", 0) and self.hparams.optional("attention.key_length_mla"):
             own = self._latent(heads)
         else:
             own = self._keys_and_values(layer, heads, kv_heads)
@@ -601,20 +602,12 @@ class _Attention:
         return self.hparams.positive("embedding_length") // heads or None if heads else None
 
     def _latent(self, heads: int) -> _Kind:
-        """Return an MLA kind.
-
-        Newer files describe the cache (key_length is latent + rope) and give the expanded heads as *_mla; older ones
-        describe the expanded heads.
-        """
+        """Return an MLA kind: key_length is latent + rope, and the *_mla keys give the expanded heads."""
         hparams = self.hparams
         rank, key = hparams.positive("attention.kv_lora_rank"), hparams.positive("attention.key_length")
-        expanded_key = hparams.optional("attention.key_length_mla")
-        if expanded_key is None:
-            rope, expanded_key = hparams.positive("rope.dimension_count"), key
-            expanded_value = hparams.optional("attention.value_length")
-        else:
-            rope = key - rank
-            expanded_value = hparams.optional("attention.value_length_mla")
+        expanded_key = hparams.positive("attention.key_length_mla")
+        expanded_value = hparams.optional("attention.value_length_mla")
+        rope = key - rank
         if not 0 < rope < expanded_key:
             message = f"{key:,} does not fit a latent of {rank:,} and expanded heads of {expanded_key:,}"
             hparams.fail("attention.key_length", message)

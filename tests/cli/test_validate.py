@@ -98,7 +98,7 @@ def test_a_missing_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         ("gpt2-small --ctx 512 --reserve-ctx 1024", 1, "has no reserve_ctx"),
         ("gpt2-small --ctx 512 --evict window:100", 1, "has no evict"),
         ("gpt2-small --ctx 512 --shared-prefix 100", 1, "has no shared_prefix"),
-        ("llama-3.1-8b --ctx 512 --engine llama.cpp", 1, "only the ideal engine's cache"),
+        ("gpt2-small --ctx 512 --engine vllm", 1, "only"),
         ("gpt2-small --ctx 512 --kv-dtype q8_9", 2, "unknown kv dtype 'q8_9'; did you mean q8_0"),
     ],
 )

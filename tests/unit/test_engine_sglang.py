@@ -105,6 +105,9 @@ def test_attention_replicas_share_the_ranks() -> None:
     assert len(result.per_rank_bytes) == 8
     assert set(result.per_rank_bytes) == {10 * 2048}
     assert setup.fit(10 * 2048, context=10).max_batch == 4
+    shares = setup.setup.engine.weight_shares(setup.setup.spec, setup.setup.deployment)
+    assert shares == (Fraction(1, 8),) * 2
+    assert any("copies of the attention's" in text for text in setup.setup.assumptions)
 
 
 @pytest.mark.parametrize(

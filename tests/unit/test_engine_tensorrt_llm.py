@@ -82,6 +82,7 @@ def test_attention_data_parallel_ranks_keep_whole_heads() -> None:
     assert per_token(setup) == [4096]
     assert result.per_rank_bytes == (2 * 32 * 4096,) * 4
     assert setup.fit(10 * 32 * 4096, context=32).max_batch == 40
+    assert setup.setup.engine.weight_shares(setup.setup.spec, setup.setup.deployment) == (Fraction(1, 4),)
 
 
 # Blocks ---------------------------------------------------------------------------------------------------------------
