@@ -99,7 +99,7 @@ def assumptions(
         texts.append(f"devices called {','.join(settings.devices)} (-o device= changes it)")
     if len(settings.devices) > 1 and not settings.tensor_split:
         texts.append("equal parts of the layers, as between GPUs with equal free memory (-o tensor_split= changes it)")
-    if architecture.latent and settings.latent:
+    if any(layer.k.role == "latent" for cache in found.plan.caches for layer in cache.layers):
         texts.append("the file has MLA's keys and the latent alone is cached (-o mla=false: files made before them)")
     if settings.n_rs_seq and not architecture.rollback and found.plan.recurrent:
         texts.append(f"n_rs_seq {settings.n_rs_seq} has no effect: {architecture.name} keeps no copies of its states")
