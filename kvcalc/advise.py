@@ -242,11 +242,11 @@ class Search:
 
 @dataclass(frozen=True)
 class _Try:
-    """One layout, what it lacks in bytes, and the question with its degrees; None where it cannot be asked."""
+    """One layout, what it lacks in bytes, and where it stands; its question alone where it was not placed."""
 
     layout: Layout
     missing: int
-    question: Question | None
+    found: Standing | Question | None
 
     @property
     def order(self) -> tuple[Any, ...]:
@@ -275,7 +275,7 @@ def smallest_layout(question: Question, counts: range, fixed: Mapping[str, int])
         raise BadInput(f"no layout of {number} GPUs has {degrees}; tp * pp * dp is the number of GPUs")
     for each in sorted(tried, key=lambda one: one.order):
         # What weighs too much was not placed: whether the engine takes such a layout at all shows only here.
-        best = None if each.question is None else attempt(each.question)
+        best = attempt(each.found) if isinstance(each.found, Question) else each.found
         if isinstance(best, Standing):
             return Search(tuple(one.layout for one in tried), best)
     raise UnsupportedByEngine(tried[0].layout.why)
@@ -310,7 +310,7 @@ def _tried(question: Question, degrees: tuple[int, int, int], placed: dict[tuple
         return _Try(Layout(tp, pp, dp, False, None, str(error)), 0, None)
     standing = stand_at(here, setup, here.memory.ranks(setup, here.drafted()), "typical")
     why = "" if standing.fits else _lack(standing)
-    return _Try(Layout(tp, pp, dp, standing.fits, standing.max_batch, why), standing.missing, here)
+    return _Try(Layout(tp, pp, dp, standing.fits, standing.max_batch, why), standing.missing, standing)
 
 
 def _overweight(question: Question, ranks: int) -> _Try | None:
