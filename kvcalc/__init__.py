@@ -14,8 +14,10 @@ _PUBLIC = {
     "load": "kvcalc.api",
     "prepare": "kvcalc.api",
     "size": "kvcalc.api",
+    "fit": "kvcalc.api",
     "Setup": "kvcalc.api",
     "SizeResult": "kvcalc.api",
+    "FitResult": "kvcalc.fit_result",
     "ModelSpec": "kvcalc.spec.model",
     "Footprint": "kvcalc.footprint",
     "Placement": "kvcalc.footprint",
@@ -28,6 +30,7 @@ _PUBLIC = {
 if TYPE_CHECKING:
     from kvcalc.api import Setup as Setup
     from kvcalc.api import SizeResult as SizeResult
+    from kvcalc.api import fit as fit
     from kvcalc.api import load as load
     from kvcalc.api import prepare as prepare
     from kvcalc.api import size as size
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from kvcalc.errors import KvcalcError as KvcalcError
     from kvcalc.errors import SpecError as SpecError
     from kvcalc.errors import UnsupportedByEngine as UnsupportedByEngine
+    from kvcalc.fit_result import FitResult as FitResult
     from kvcalc.footprint import Footprint as Footprint
     from kvcalc.footprint import Placement as Placement
     from kvcalc.spec.model import ModelSpec as ModelSpec

@@ -295,7 +295,7 @@ def fit(
     is the trained maximum unless given; other arguments as for `prepare`.
 
     >>> import kvcalc
-    >>> kvcalc.api.fit("llama-3.1-8b", kv_memory=16 * 2**30, context=8192).max_batch
+    >>> kvcalc.fit("llama-3.1-8b", kv_memory=16 * 2**30, context=8192).max_batch
     16
     """
     spec = model if isinstance(model, ModelSpec) else load(model, download=download)
