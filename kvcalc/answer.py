@@ -90,6 +90,8 @@ def answer(
     emit: bool = False,
 ) -> FitResult:
     """Return the answer to a question, for the smallest layout of `counts` GPUs where that is given."""
+    if emit and question.draft is not None:
+        raise BadInput("--emit writes the command of one model alone; give --draft or --emit")
     tried: tuple[Layout, ...] = ()
     if counts is None:
         standing = stand(question)

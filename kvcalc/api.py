@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvcalc.answer import answer, counts_of, memory_of
 from kvcalc.engines._base import Deployment
 from kvcalc.errors import UnsupportedByEngine
-from kvcalc.fit_result import FitResult
-from kvcalc.fitting import Question
 from kvcalc.footprint import Retention
-from kvcalc.measure.cache import CacheTensor
 from kvcalc.output import fold
 from kvcalc.prepared import Setup, check, load, prepare, warnings
 from kvcalc.spec.kinds import CacheEntry
 from kvcalc.spec.model import ModelSpec
 from kvcalc.units import format_bytes, format_exact, format_percent
+
+if TYPE_CHECKING:  # `size` starts without what only `fit` and `validate` need
+    from kvcalc.fit_result import FitResult
+    from kvcalc.measure.cache import CacheTensor
 
 __all__ = [
     "BreakdownRow",
@@ -298,6 +298,9 @@ def fit(
     >>> kvcalc.fit("llama-3.1-8b", kv_memory=16 * 2**30, context=8192).max_batch
     16
     """
+    from kvcalc.answer import answer, counts_of, memory_of
+    from kvcalc.fitting import Question
+
     spec = model if isinstance(model, ModelSpec) else load(model, download=download)
     second = draft if draft is None or isinstance(draft, ModelSpec) else load(draft, download=download)
     memory = memory_of(
@@ -369,6 +372,8 @@ _TORCH_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8"
 
 def _cache_tensor(label: str, entry: CacheEntry, deployment: Deployment[Any], context: int, batch: int) -> CacheTensor:
     """Return the tensor of one entry in one layer: [batch, positions kept, axes...], a state without positions."""
+    from kvcalc.measure.cache import CacheTensor
+
     stored = deployment.format_of(entry)
     kept = _positions(entry.retention, context)
     leading = (batch,) if kept is None else (batch, kept)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
 from kvcalc.capacity import Capacity, Limit, capacity, limits, max_batch, max_context
 from kvcalc.errors import BadInput, UnsupportedByEngine
 from kvcalc.fit_result import Rung
-from kvcalc.footprint import Placement
+from kvcalc.footprint import Placement, Pool, Rank
 from kvcalc.memory import Level, Memory, RankMemory
 from kvcalc.prepared import Setup, check, prepare
+from kvcalc.spec.kinds import State
 from kvcalc.spec.model import ModelSpec
 from kvcalc.units import MAX_TOKENS
 
@@ -58,7 +61,7 @@ class Question:
     def setup(self) -> Setup:
         """Return the model on the engine, with the defaults that depend on the GPU; errors as for `prepare`."""
         setup, drafted = self.placed(self.spec), self.drafted()
-        return setup if drafted is None else replace(setup, placement=_both(setup, drafted))
+        return setup if drafted is None else beside(setup, drafted)
 
     def drafted(self) -> Setup | None:
         """Return the draft model on the same engine; None where there is none."""
@@ -70,19 +73,69 @@ class Question:
         return prepare(spec, **{**self.arguments, "options": options})
 
 
-def _both(setup: Setup, drafted: Setup) -> Placement:
-    """Return two models' caches on the same ranks; UnsupportedByEngine where one pool would hold both."""
+def beside(setup: Setup, drafted: Setup) -> Setup:
+    """Return a model with its draft on the same ranks; UnsupportedByEngine where their shared pool is not covered.
+
+    Where an engine hands out units of a pool, the pool is split between the two so that both hold as many sequences.
+    """
     first, second = setup.placement, drafted.placement
-    if len(first.ranks) != len(second.ranks) or any(rank.pools for rank in (*first.ranks, *second.ranks)):
+    pooled = any(rank.pools for rank in (*first.ranks, *second.ranks))
+    if pooled:
+        _require_divisible(setup, drafted)
+    if len(first.ranks) != len(second.ranks):
         raise UnsupportedByEngine(
-            f"how engine {setup.engine.name} divides its memory between a model and its draft is not covered; "
-            "drop --draft, or use --engine ideal"
+            f"{setup.spec.name} and its draft {drafted.spec.name} are not on the same ranks; drop --draft"
         )
-    ranks = tuple(
-        replace(rank, held=rank.held + other.held, admitted=rank.admitted + other.admitted)
-        for rank, other in zip(first.ranks, second.ranks, strict=True)
-    )
-    return Placement(ranks, first.dp)
+    ranks = tuple(_joined(*pair) for pair in zip(first.ranks, second.ranks, strict=True))
+    assumed = dict.fromkeys((*setup.assumptions, *drafted.assumptions, *((_DRAFT_POOL,) if pooled else ())))
+    return replace(setup, placement=Placement(ranks, first.dp), assumptions=tuple(assumed))
+
+
+_DRAFT_POOL = (
+    "the pool is split so that it holds as many sequences of the model as of its draft, each in its own blocks: vLLM "
+    "does the same where all layers share one group; the tokens that a draft looks ahead, its activations and its CUDA "
+    "graphs are not counted"
+)
+
+
+def _require_divisible(setup: Setup, drafted: Setup) -> None:
+    """Raise UnsupportedByEngine where a draft changes more of an engine's pools than how they are divided."""
+    name, deployment = setup.engine.name, setup.deployment
+    if name != "vllm":
+        raise UnsupportedByEngine(
+            f"how engine {name} divides its pools between a model and its draft is not covered; drop --draft, or use "
+            "--engine vllm, ideal or llama.cpp"
+        )
+    if deployment.pp > 1:
+        raise UnsupportedByEngine(
+            "on which pipeline stage vLLM keeps a draft is not covered; use --pp 1, or no --draft"
+        )
+    for each in (setup.spec, drafted.spec):
+        if any(isinstance(group.kind, State) for group in each.groups()):
+            raise UnsupportedByEngine(
+                f"{each.name} has recurrent layers, for which vLLM keeps more states with every token that is drafted; "
+                "how many is not covered, drop --draft"
+            )
+    for option in ("num_gpu_blocks_override", "auto_fit"):
+        if getattr(deployment.options, option):
+            raise UnsupportedByEngine(f"option {option} with --draft is not covered: both models share the blocks")
+
+
+def _joined(first: Rank, second: Rank) -> Rank:
+    """Return a rank with the caches of two models; their pools' units become bytes of one pool."""
+    pools = (_joint_pool(*first.pools, *second.pools),) if first.pools and second.pools else first.pools or second.pools
+    held, admitted = first.held + second.held, first.admitted + second.admitted
+    return replace(first, held=held, admitted=admitted, pools=pools)
+
+
+def _joint_pool(first: Pool, second: Pool) -> Pool:
+    """Return the pool that is as large as two in which as many sequences lie, what each never hands out included.
+
+    Only sums of their units are handed out, so that any unit of which both consist counts them exactly.
+    """
+    unit = math.gcd(first.unit_bytes, second.unit_bytes)
+    reserved = first.reserved_units * first.unit_bytes + second.reserved_units * second.unit_bytes
+    return Pool(first.label, unit, reserved // unit, Fraction(1), (*first.groups, *second.groups))
 
 
 @dataclass(frozen=True)
@@ -102,7 +155,9 @@ class Standing:
 
     @cached_property
     def own(self) -> Mapping[str, Any]:
-        """What the engine itself reports of this memory; empty where it reports nothing."""
+        """What the engine itself reports of this memory; empty where it reports nothing, or has a draft too."""
+        if self.question.draft is not None:
+            return {}
         available = tuple(max(rank.at(self.level), 0) for rank in self.ranks)
         setup, context = self.setup, self.question.asked_context
         return setup.engine.budget_report(setup.spec, setup.deployment, available, context) or {}

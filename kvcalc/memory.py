@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
@@ -80,7 +80,8 @@ class Card:
         if logged is not None:
             weights = tuple(each and RankWeights(logged, logged, logged) for each in weights)
         overhead = self.overhead_of(setup)
-        return tuple(HOST if each is None else self._rank(setup, each, overhead) for each in weights)
+        found = {each: HOST if each is None else self._rank(setup, each, overhead) for each in set(weights)}
+        return tuple(found[each] for each in weights)
 
     def _rank(self, setup: Setup, weights: RankWeights, overhead: Overhead) -> RankMemory:
         """Return one rank's memory: with the most weights and overhead, the typical ones, and the least."""
@@ -102,7 +103,7 @@ class Card:
         if self.overhead is not None:
             size = self.overhead
             return Overhead((OverheadPart("overhead", size, size, size, True, "given", "given, for all parts"),))
-        found = _estimated(setup, self.gpu, self.sequences)
+        found = _with_compute_buffer(_estimated(setup, self.gpu, self.sequences), setup, self.total_bytes)
         if self._logged("weights") is not None:
             found = found.without("loading")  # the log's weights are those that were loaded
         names = {part.name for part in found.parts}
@@ -231,6 +232,51 @@ def _estimated(setup: Setup, gpu: Gpu, max_num_seqs: int) -> Overhead:
         architecture=spec.architecture,
         mla=any(group.kind.name == "mla" for group in spec.groups()),
     )
+
+
+_SMALLEST_CONTEXT = 256  # llama.cpp's cells come in groups of so many
+_COMPUTE_NOTE = (
+    "closed form of the CPU backend at the trained context, from 256 tokens to all that the GPU could hold; a log of a "
+    "GPU has 12 MiB less"
+)
+
+
+def _with_compute_buffer(found: Overhead, setup: Setup, total: int) -> Overhead:
+    """Return the overhead with llama.cpp's compute buffer where its closed form holds, in place of the allowance."""
+    sizes = _compute_buffer(setup, total) if setup.engine.name == "llama.cpp" else None
+    if sizes is None:
+        return found
+    part = OverheadPart("compute", *sizes, True, "derived", _COMPUTE_NOTE)
+    return Overhead(tuple(part if each.name == part.name else each for each in found.parts))
+
+
+def _compute_buffer(setup: Setup, total: int) -> tuple[int, int, int] | None:
+    """Return (low, typical, high) bytes of llama.cpp's compute buffer on one GPU; None where no form is known.
+
+    The form is known for flash attention and plain caches: for others CUDA has scratch memory that grows with the
+    context. With all layers on one GPU, it holds the whole graph. The buffer grows with the context, which a budget
+    does not know; it is taken as large as at the context that the model was trained for.
+    """
+    from kvcalc.engines._llama_cpp.compute import compute_bytes
+    from kvcalc.engines.llama_cpp import memory_of
+
+    spec, deployment, trained = setup.spec, setup.deployment, setup.spec.max_context
+    if trained is None or setup.engine.weight_shares(spec, deployment) != (Fraction(1),):
+        return None
+    found = memory_of(spec, deployment)
+    settings = found.settings
+    if not found.flash_attn or not settings.type_k.block == settings.type_v.block == 1:
+        return None
+    on_cpu = replace(found, settings=replace(settings, devices=()))
+
+    def size(context: int) -> int | None:
+        return compute_bytes(spec, on_cpu, settings.rule.context(context, 1))[0]
+
+    low, typical = size(_SMALLEST_CONTEXT), size(trained)
+    if low is None or typical is None:
+        return None
+    held = setup.placement.ranks[0].admitted.max_tokens(total) or trained
+    return low, typical, max(typical, size(held) or typical)
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from pydantic import ValidationError
 
 from kvcalc.errors import BadInput, UnsupportedByEngine, did_you_mean
 from kvcalc.footprint import Placement
 from kvcalc.formats import Format, find_format
-from kvcalc.hardware.budget import Budget, remainder, share_of_total
-from kvcalc.hardware.overhead import Overhead
 from kvcalc.spec.documented import Documented
 from kvcalc.spec.kinds import CacheEntry
 from kvcalc.spec.model import Layer, LayerGroup, ModelSpec
+
+if TYPE_CHECKING:  # a size needs no hardware
+    from kvcalc.hardware.budget import Budget
+    from kvcalc.hardware.overhead import Overhead
 
 
 class EngineOptions(Documented):
@@ -126,6 +128,8 @@ class EngineProfile(ABC, Generic[AnyOptions]):
         The engine's own rule and default share; an engine that takes what remains takes only a share of the total
         where one is given.
         """
+        from kvcalc.hardware.budget import remainder, share_of_total
+
         if share is None:
             return remainder(total, weights, overhead)
         return share_of_total(total, share, weights, overhead)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
@@ -86,9 +86,12 @@ class Options(EngineOptions):
         return name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
-    """A model's blocks on a deployment: groups of the whole model, layers and bytes of a block on every stage."""
+    """A model's blocks on a deployment: groups of the whole model, layers and bytes of a block on every stage.
+
+    A plan equals itself alone, so that what follows from it can be kept without comparing its layers.
+    """
 
     groups: tuple[rules.Group, ...]
     stages: tuple[range, ...]
@@ -117,10 +120,32 @@ class Plan:
 
 
 def make_plan(spec: ModelSpec, deployment: Deployment[Options]) -> Plan:
-    """Return the blocks of a model; UnsupportedByEngine for what vLLM 0.33.0 or this profile does not do."""
+    """Return the blocks of a model; UnsupportedByEngine for what vLLM 0.33.0 or this profile does not do.
+
+    Replicas have equal plans, and one question asks for the same plan several times: the last ones are kept.
+    """
+    return _made_plan(_Same(spec), replace(deployment, dp=1))
+
+
+@dataclass(frozen=True, eq=False)
+class _Same:
+    """A spec that equals itself alone: comparing every layer would cost as much as a plan."""
+
+    spec: ModelSpec
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.spec is other.spec
+
+    def __hash__(self) -> int:
+        return id(self.spec)
+
+
+@lru_cache(maxsize=64)
+def _made_plan(same: _Same, deployment: Deployment[Options]) -> Plan:
+    spec = same.spec
     _require_supported(spec, deployment)
     options = deployment.options
-    kinds = [kind for layer in spec.layers for kind in layer.kinds if kind.entries()]
+    kinds = [group.kind for group in spec.groups() if group.kind.entries()]
     dtype = _cache_dtype(deployment)
     backend = _backend(kinds, dtype, options)
     dtype = rules.served_dtype(dtype, backend)
@@ -247,11 +272,12 @@ def _draft(
 ) -> tuple[tuple[rules.CacheLayer, ...], int]:
     """Return every tensor that vLLM allocates, in layer order, and the block size that the model resolves to."""
     drafter = _Drafter(spec, deployment, dtype, backend, hybrid)
+    pages = {group.name: drafter.page(group.kind) for group in spec.groups() if group.kind.entries()}
     layers = tuple(
-        rules.CacheLayer(index, name, kind.name, drafter.page(kind))
+        rules.CacheLayer(index, name, kind.name, pages[name])
         for index, layer in enumerate(spec.layers)
         for name, kind in zip(layer.names, layer.kinds, strict=True)
-        if kind.entries()
+        if name in pages
     )
     return layers, drafter.block_size
 

@@ -8,9 +8,11 @@ labelled `padding`.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from kvcalc.engines import _vllm_rules as rules
@@ -195,7 +197,10 @@ def capacity_report(
     if len(available_bytes_per_rank) != len(per_rank):
         raise BadInput(f"{len(available_bytes_per_rank)} budgets for {len(per_rank)} ranks")
     budgets = list(zip(available_bytes_per_rank, per_rank, strict=True))
-    longest = [_longest(plan, stage, available, max_model_len) for available, (stage, _) in budgets]
+    # Slices of a stage with the same memory hold the same.
+    keys = {(stage, available) for available, (stage, _) in budgets}
+    found = {key: _longest(plan, *key, max_model_len) for key in keys}
+    longest = [found[stage, available] for available, (stage, _) in budgets]
     fits = min(longest)
     length = fits if deployment.options.auto_fit and fits else max_model_len
     refused = [index for index, each in enumerate(longest) if each < length]
@@ -245,6 +250,7 @@ def _refusal(length: int, needed: int, available: int, rank: tuple[int, int], lo
 # From a plan to footprints and pools ----------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=256)
 def _footprint(plan: Plan, stage: int, admitted: bool) -> Footprint:
     """Return the bytes of one rank of a stage: blocks times the bytes of a block, told apart by kind of layer.
 
@@ -253,16 +259,23 @@ def _footprint(plan: Plan, stage: int, admitted: bool) -> Footprint:
     layers: dict[tuple[rules.CacheLayer, rules.Part, Steps, int], int] = {}
     unused: dict[tuple[Steps, int], int] = {}
     for group in plan.groups:
-        on_stage = group.on(plan.stages[stage])
-        idle = plan.bytes_per_block[stage] - sum(layer.page.used_bytes for layer in on_stage)
+        alike = _alike(group.on(plan.stages[stage]))
+        idle = plan.bytes_per_block[stage] - sum(count * layer.page.used_bytes for layer, count in alike)
         counts = ((plan.admitted(group), 1),) if admitted else rules.held_blocks(group.page, plan.dcp)
         for steps, sign in counts:
             unused[steps, sign] = unused.get((steps, sign), 0) + idle
-            for layer in on_stage:
+            for layer, count in alike:
                 for part in layer.page.parts:
                     key = (replace(layer, index=0), part, steps, sign)
-                    layers[key] = layers.get(key, 0) + 1
+                    layers[key] = layers.get(key, 0) + count
     return Footprint((*_layer_terms(layers), *_padding_terms(unused)))
+
+
+def _alike(layers: Sequence[rules.CacheLayer]) -> list[tuple[rules.CacheLayer, int]]:
+    """Return one layer of each label in a group, with how many there are: their pages are equal."""
+    first = {layer.label: layer for layer in reversed(layers)}
+    counts = Counter(layer.label for layer in layers)
+    return [(first[label], count) for label, count in counts.items()]
 
 
 def _layer_terms(layers: Mapping[tuple[rules.CacheLayer, rules.Part, Steps, int], int]) -> Iterator[Term]:

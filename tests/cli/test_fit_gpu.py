@@ -225,7 +225,7 @@ def test_the_draft_model_has_weights_and_cache() -> None:
     both = fit("llama-3.1-70b", *H100, "--tp", "4", "--ctx", "8K", "--draft", "llama-3.2-1b")
     assert alone["budget_bytes"] - both["budget_bytes"] == 1_235_814_400 * 2 // 4
     assert both["binding"]["needed_bytes"] - alone["binding"]["needed_bytes"] == 8192 * 16 * 2 * 8 * 64 * 2 // 4
-    refused = run("fit", "llama-3.1-70b", *H100, "--tp", "4", "--draft", "llama-3.2-1b", "--engine", "vllm")
+    refused = run("fit", "llama-3.1-70b", *H100, "--tp", "4", "--draft", "llama-3.2-1b", "--engine", "sglang")
     assert (refused.code, refused.err.count("\n")) == (1, 1)
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
 from kvcalc.answer import memory_of
 from kvcalc.errors import BadInput
+from kvcalc.hardware.overhead import OverheadPart
 from kvcalc.memory import HOST, Card, KvMemory, RankWeights, rank_weights
 from kvcalc.prepared import prepare
 from tests.property.specs import small_spec
 
 GIB = 2**30
+LLAMA_TOKEN = 32 * 2 * 8 * 128 * 2
 
 
 def card(gpu: str = "l4") -> Card:
@@ -92,3 +95,49 @@ def test_the_gpu_decides_what_the_server_chooses() -> None:
     assert card("l4").adjusted("llama.cpp", {}, 2) == {"device": "CUDA0,CUDA1"}
     assert card("mi300x").adjusted("ollama", {}, 1) == {"device": "ROCm0"}
     assert card("l4").adjusted("llama.cpp", {"tensor_split": "3,1"}, 1) == {"tensor_split": "3,1"}
+
+
+def compute_part(model: str = "llama-3.1-8b", gpu: str = "rtx-4090", **given: Any) -> OverheadPart:
+    """Return llama.cpp's compute buffer in the overhead of a GPU."""
+    found = card(gpu)
+    given["options"] = found.adjusted("llama.cpp", given.get("options", {}), given.get("pp", 1))
+    overhead = found.overhead_of(prepare(model, engine="llama.cpp", **given))
+    return next(part for part in overhead.parts if part.name == "compute")
+
+
+def test_the_compute_buffer_is_that_of_the_closed_form() -> None:
+    """512 tokens (256 at least) of 3 rows of 14,336 and 4 of 4,096 in fp32, and an fp16 mask of every cell."""
+    part = compute_part()
+    rows = 4 * (3 * 14_336 + 4 * 4096)
+    assert part.basis == "derived"
+    assert (part.low_bytes, part.typical_bytes) == (256 * (rows + 2 * 256), 512 * (rows + 2 * 131_072))
+    cells = int(Fraction("23.52") * GIB) // (256 * LLAMA_TOKEN) * 256  # all that the GPU could hold
+    assert abs(part.high_bytes - 512 * (rows + 2 * cells)) <= 512 * 2 * 1024
+    fixed = compute_part(options={"n_ctx": 16_384})
+    assert {fixed.typical_bytes, fixed.high_bytes} == {512 * (rows + 2 * 16_384)}
+
+
+@pytest.mark.parametrize(
+    ("model", "given"),
+    [
+        ("qwen3-8b", {}),
+        ("mixtral-8x7b", {}),
+        ("llama-3.1-8b", {"kv_dtype": "q8_0"}),
+        ("llama-3.1-8b", {"options": {"flash_attn": "off"}}),
+        ("llama-3.1-8b", {"options": {"ngl": 20}}),
+        ("llama-3.1-8b", {"pp": 2}),
+    ],
+)
+def test_elsewhere_the_compute_buffer_is_an_allowance(model: str, given: dict[str, Any]) -> None:
+    """Other architectures, quantised caches, no flash attention, layers on the host, several GPUs."""
+    part = compute_part(model, **given)
+    assert (part.basis, part.low_bytes, part.high_bytes) == ("assumed", round(0.1 * GIB), round(4.5 * GIB))
+
+
+@pytest.mark.parametrize(("context", "printed"), [(2048, 164), (32_768, 2144)])
+def test_a_gpu_takes_twelve_mebibytes_less_than_the_closed_form(context: int, printed: int) -> None:
+    """A public log (fedora-copr/logdetective, pull request 106): a Mistral 7B on CUDA0, without flash attention."""
+    options = {"flash_attn": "off"}
+    setup = prepare("mistral-7b-v0.1", engine="llama.cpp", options=options)
+    report = setup.engine.report(setup.spec, setup.deployment, context, 1, setup.placement)
+    assert abs(report["compute_buffer_bytes"] - (printed + 12) * 2**20) <= 28 * 512
