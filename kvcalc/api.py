@@ -69,7 +69,7 @@ class SizeResult:
     weights_bytes: int | None
     weights_note: str
     cache_passes_weights_at: int | None
-    max_context: int | None
+    trained_context: int | None
     breakdown: tuple[BreakdownRow, ...]
     engine_report: dict[str, Any] = field(default_factory=dict)
     log_lines: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ class SizeResult:
             "weights_bytes": self.weights_bytes,
             "weights_note": self.weights_note or None,
             "cache_passes_weights_at": self.cache_passes_weights_at,
-            "max_context": self.max_context,
+            "trained_context": self.trained_context,
             "breakdown": rows,
             "engine_report": self.engine_report,
             "log_lines": list(self.log_lines),
@@ -125,7 +125,9 @@ class SizeResult:
         lines += [fold(f"assumed: {text}", hanging="  ") for text in self.assumptions]
         return "\n".join(lines)
 
-    __str__ = report
+    def __str__(self) -> str:
+        """The report with the warnings, which the command prints apart."""
+        return "\n".join([self.report(), *(fold(f"warning: {text}", hanging="  ") for text in self.warnings)])
 
     def _rank_lines(self, units: str) -> list[str]:
         """The ranks, equal neighbours on one line."""
@@ -177,8 +179,8 @@ class SizeResult:
         if passes is None:
             text = f"at batch {self.batch:,} the cache never passes the weights"
         else:
-            beyond = self.max_context is not None and passes > self.max_context
-            note = f", beyond the trained {self.max_context:,}" if beyond else ""
+            beyond = self.trained_context is not None and passes > self.trained_context
+            note = f", beyond the trained {self.trained_context:,}" if beyond else ""
             text = f"at batch {self.batch:,} the cache passes them at context {passes:,}{note}"
         return [*lines, fold(text, " " * 14)]
 
@@ -230,7 +232,7 @@ def measure(setup: Setup, context: int, batch: int) -> SizeResult:
     per_rank = placement.per_rank_bytes(context, batch)
     uneven = batch % placement.dp
     replicas = (
-        (f"each of the {placement.dp} replicas provides for {placement.local_batch(batch):,} sequences",)
+        (f"each of the {placement.dp} replicas provides for {_sequences(placement.local_batch(batch))}",)
         if uneven
         else ()
     )
@@ -249,7 +251,7 @@ def measure(setup: Setup, context: int, batch: int) -> SizeResult:
         weights_bytes=setup.weights_bytes(),
         weights_note=_weights_note(setup),
         cache_passes_weights_at=_passes_weights_at(setup, batch),
-        max_context=spec.max_context,
+        trained_context=spec.max_context,
         breakdown=_breakdown(setup, context, batch),
         engine_report=setup.engine.report(spec, setup.deployment, context, batch, placement),
         log_lines=setup.engine.log_lines(spec, setup.deployment, context, batch),
@@ -325,6 +327,10 @@ def fit(
     }
     question = Question(spec, arguments, context, batch, memory, second)
     return answer(question, counts=counts_of(gpus), fixed=fixed, lengths=lengths, emit=emit)
+
+
+def _sequences(count: int) -> str:
+    return f"{count:,} sequence{'' if count == 1 else 's'}"
 
 
 def per_token_bytes(setup: Setup, context: int) -> int:

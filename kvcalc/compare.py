@@ -51,7 +51,7 @@ class Row:
     note: str = ""
 
     def to_json(self, baseline: int) -> dict[str, Any]:
-        """Return the row as JSON data, with its exact ratio to `baseline` bytes as text: `1/3`."""
+        """Return the row as JSON data, with its ratio to `baseline` bytes, and that as an exact fraction."""
         size = self.size
         return {
             "label": self.label,
@@ -61,7 +61,8 @@ class Row:
             "per_token_bytes": size.per_token_bytes if size else None,
             "per_sequence_bytes": size.per_sequence_bytes if size else None,
             "total_bytes": size.total_bytes if size else None,
-            "ratio": str(Fraction(size.total_bytes, baseline)) if size and baseline else None,
+            "ratio": round(size.total_bytes / baseline, 6) if size and baseline else None,
+            "exact_ratio": str(Fraction(size.total_bytes, baseline)) if size and baseline else None,
             "note": self.note,
         }
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,13 @@ from kvcalc.answer import answer, helping, memory_of
 from kvcalc.errors import BadInput, KvcalcError, Problem, SpecError, did_you_mean
 from kvcalc.fit_result import FitResult
 from kvcalc.fitting import Question
+from kvcalc.formats import find_format
+from kvcalc.hardware.weights import weights_format_name
 from kvcalc.prepared import load
 from kvcalc.read.command_files import read_commands
 from kvcalc.read.command_line import ServerCommand
+from kvcalc.spec.load import names
+from kvcalc.spec.model import ModelSpec
 from kvcalc.units import format_bytes, parse_bytes, parse_tokens
 from kvcalc.yaml_tree import Tree, parse, read_text
 
@@ -75,17 +79,33 @@ class Hardware:
     batch: int | None = None
     memory: Mapping[str, Any] | None = None
 
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The options that say something here, by their names on the command line."""
+        options = {"--gpu": self.gpu, "--gpus": self.gpus, "--ctx": self.context, "--batch": self.batch}
+        named = {"log": "--from-log", "overhead_parts": "--overhead"}
+        for name, value in (self.memory or {}).items():
+            option = named.get(name, f"--{name.replace('_', '-')}")
+            is_said = value not in (None, {}, 0) or (name == "overhead" and value == 0)
+            options[option] = options.get(option) or (is_said or None)
+        return tuple(option for option, value in options.items() if value is not None)
+
 
 def check_file(path: Path, hardware: Hardware) -> tuple[Part, ...]:
     """Return every deployment of a file, or every server command in a script, Dockerfile or compose file, judged.
 
-    SpecError with `file:line:col` for a faulty file, BadInput for a missing one or where a command's GPU is not said.
+    SpecError with `file:line:col` for a faulty file, BadInput for a missing one, where a command's GPU is not said, and
+    where hardware is given for declared deployments, which name their own.
     """
+    if path.is_dir():
+        raise BadInput(f"{path} is a folder; name the files in it")
     if not path.is_file():
         raise BadInput(f"{path}: no such file")
     if path.suffix in (".yaml", ".yml"):
         text = read_text(path)
         if not _IS_COMPOSE.search(text):
+            for option in hardware.given[:1]:
+                raise BadInput(f"{option} is for a command line; {path} names its own")
             return check_tree(parse(text, str(path)))
     commands = read_commands(path)
     return tuple(part for command in commands for part in check_command(command, hardware, str(path)))
@@ -323,7 +343,8 @@ def _part(result: FitResult, name: str, file: str, place: tuple[int, int], unkno
 def check_command(command: ServerCommand, hardware: Hardware, file: str = "") -> tuple[Part, ...]:
     """Return a server's command line, judged on the GPUs given; BadInput where they are missing or contradict it.
 
-    What the command leaves to the server is the model's trained context. vLLM starts if one sequence fits, whatever
+    What the command leaves to the server is the model's trained context; a vLLM that is told to lower it (`auto`) fits
+    if any does. vLLM starts if one sequence fits, whatever
     --max-num-seqs says, and a warning says how many fit at full length; llama-server sets all its slots aside.
     """
     if command.kv_memory is None and hardware.gpu is None:
@@ -331,23 +352,42 @@ def check_command(command: ServerCommand, hardware: Hardware, file: str = "") ->
     memory = _command_memory(command, hardware)
     degrees = {name: int(command.arguments.get(name, 1)) for name in ("tp", "pp", "dp")}
     needed = degrees["tp"] * degrees["pp"] * degrees["dp"]
-    arguments = {**command.arguments, "engine": command.engine, "options": dict(command.options)}
+    spec, arguments, warnings = _served(command)
+    options = {key: value for key, value in command.options.items() if key != "auto_fit" or not hardware.context}
+    arguments |= {"engine": command.engine, "options": options}
     if hardware.gpus is not None and hardware.gpus != needed:
         if command.engine != "llama.cpp" or needed > 1:
             raise BadInput(f"--gpus {hardware.gpus} contradicts the command, which runs on {needed}")
         arguments["pp"] = hardware.gpus
     slots = command.batch if command.engine == "llama.cpp" else None
     question = Question(
-        spec=load(_served(command.model)),
+        spec=spec,
         arguments=arguments,
         context=hardware.context or command.context,
         batch=hardware.batch or slots or 1,
         memory=memory,
     )
     result = answer(question)
-    warnings = [f"not understood, and not counted: {flag}" for flag in command.unknown]
+    warnings += _unused(command, hardware)
+    warnings += [f"not understood, and not counted: {flag}" for flag in command.unknown]
     warnings += _fewer_than_allowed(result, None if slots else command.batch)
-    return (_part(result, command.model, file, (command.line, 1), warnings),)
+    part = _part(result, command.model, file, (command.line, 1), warnings)
+    return (_lowered(part) if "auto_fit" in options and result.batch == 1 else part,)
+
+
+def _unused(command: ServerCommand, hardware: Hardware) -> list[str]:
+    """Return that a GPU has no effect where the command sets the memory for the cache itself."""
+    unused = [option for option in hardware.given if option not in ("--gpus", "--ctx", "--batch")]
+    if command.kv_memory is None or not unused:
+        return []
+    return [f"{', '.join(unused)} not counted: the command gives the cache its memory (--kv-cache-memory-bytes)"]
+
+
+def _lowered(part: Part) -> Part:
+    """Return the judgement of a server that takes the longest context that fits: there is one, or none."""
+    if part.fits:
+        return replace(part, message=f"fits, at context {part.context:,}")
+    return replace(part, message=part.message.replace(f"at context {part.context:,}", "at any context", 1))
 
 
 def _fewer_than_allowed(result: FitResult, sequences: int | None) -> list[str]:
@@ -369,14 +409,68 @@ def _command_memory(command: ServerCommand, hardware: Hardware) -> Any:
         if given.get("utilization") not in (None, command.utilization):
             raise BadInput(f"--utilization contradicts the command's --gpu-memory-utilization {command.utilization}")
         given["utilization"] = command.utilization
+    if command.eager and given.get("overhead") is None:
+        given["overhead_parts"] = {"cuda_graphs": 0, **(given.get("overhead_parts") or {})}
     reserve = given.pop("memory_reserve", 0)
     sequences = command.batch if command.engine == "vllm" else None
     return memory_of(None, hardware.gpu, reserve=reserve, max_num_seqs=sequences, **given)
 
 
-def _served(model: str) -> str:
-    """Return a served model as kvcalc names it: llama-server's `-hf org/name:Q4_K_M` without its file."""
-    return model.rsplit(":", 1)[0] if ":" in model and not Path(model).exists() else model
+# org/name:Q4_K_M
+_REPOSITORY = re.compile(r"((?:[^/:\\]+/)?[^/:\\]+):([\w.-]+)")
+# Weights in these formats are quantized before they are published: a checkpoint's own size counts for them.
+_PUBLISHED = ("awq", "w4a16", "vllm-nvfp4", "vllm-mxfp4")
+
+
+def _served(command: ServerCommand) -> tuple[ModelSpec, dict[str, Any], list[str]]:
+    """Return the model that a command serves, its arguments of `prepare`, and what must be said of them.
+
+    Of llama-server, the catalogue's model where the file is not there or is named by its repository
+    (`-hf org/name-GGUF:Q4_K_M`), with the weights' format that the name has.
+    """
+    arguments = dict(command.arguments)
+    if command.engine == "vllm":
+        spec = load(command.model)
+        if spec.weights_bytes is not None and arguments.get("weights") in _PUBLISHED:
+            del arguments["weights"]
+        few_bits = ["gptq weights are counted in 4 bits, as w4a16"] if arguments.get("weights") == "w4a16" else []
+        return spec, arguments, few_bits
+    repository = None if Path(command.model).exists() else _REPOSITORY.fullmatch(command.model)
+    model, quant = (repository[1], repository[2]) if repository else (command.model, None)
+    spec, warnings = _catalogue_model(model)
+    if quant is not None:
+        arguments["weights"] = _gguf_format(quant)
+    if arguments.get("weights") is None and (quant or warnings):
+        counted = find_format(spec.dtype).name
+        warnings.append(f"the weights are counted in {counted}: the format {quant or 'of the file'} is not known")
+    return spec, arguments, warnings
+
+
+def _catalogue_model(model: str) -> tuple[ModelSpec, list[str]]:
+    """Return a model by name or file; else the catalogue's of the file's or repository's name, saying so."""
+    try:
+        return load(model), []
+    except BadInput:
+        if Path(model).exists():
+            raise
+        known = {name.lower(): target for name, target in names().items()}
+        repository = model.lower().removesuffix("-gguf")
+        stem = model.replace("\\", "/").rsplit("/", 1)[-1].lower().removesuffix(".gguf").removesuffix("-gguf")
+        same_end = {target for name, target in known.items() if name.rpartition("/")[2] == stem}
+        target = known.get(repository) or known.get(stem) or (same_end.pop() if len(same_end) == 1 else None)
+        if target is None:
+            raise
+        return load(target), [f"{model}: no such file or model; {target} of the catalogue is judged in its place"]
+
+
+def _gguf_format(quant: str) -> str | None:
+    """Return the weights' format that a GGUF file's name has; None if it is none that is known."""
+    for name in (f"gguf-{quant}", quant):
+        try:
+            return weights_format_name(name)
+        except BadInput:
+            continue
+    return None
 
 
 def _escaped(text: str) -> str:

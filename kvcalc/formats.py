@@ -81,7 +81,7 @@ _BY_ALIAS = {alias: item for item in FORMATS.values() for alias in (item.name, *
 
 def find_format(name: str, what: str = "format") -> Format:
     """Return the format called `name` (short name or alias); BadInput names the nearest known ones."""
-    found = _BY_ALIAS.get(name.strip().lower())
+    found = _BY_ALIAS.get(str(name).strip().lower())
     if found is None:
         hint = did_you_mean(name, _BY_ALIAS) or f"; known: {' '.join(FORMATS)}"
         raise BadInput(f"unknown {what} '{name}'{hint}")
@@ -90,7 +90,9 @@ def find_format(name: str, what: str = "format") -> Format:
 
 def find_kv_formats(text: str) -> tuple[Format, Format]:
     """Return the formats of K and V: `fp8` for both, `q8_0/q4_0` for K and V apart."""
-    parts = text.split("/")
+    parts = str(text).split("/")
+    if "" in parts and len(parts) == 2:
+        raise BadInput(f"kv dtype '{text}' lacks {'V' if parts[0] else 'K'}; write F for both or K/V")
     if len(parts) > 2:
         raise BadInput(f"kv dtype '{text}' has {len(parts)} parts; write F for both or K/V, for example q8_0/q4_0")
     key = find_format(parts[0], "kv dtype")

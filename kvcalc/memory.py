@@ -257,26 +257,28 @@ def _compute_buffer(setup: Setup, total: int) -> tuple[int, int, int] | None:
     context. With all layers on one GPU, it holds the whole graph. The buffer grows with the context, which a budget
     does not know; it is taken as large as at the context that the model was trained for.
     """
+    from kvcalc.engines._llama_cpp.cells import MAX_SLOTS
     from kvcalc.engines._llama_cpp.compute import compute_bytes
     from kvcalc.engines.llama_cpp import memory_of
 
     spec, deployment, trained = setup.spec, setup.deployment, setup.spec.max_context
-    if trained is None or setup.engine.weight_shares(spec, deployment) != (Fraction(1),):
-        return None
     found = memory_of(spec, deployment)
     settings = found.settings
-    if not found.flash_attn or not settings.type_k.block == settings.type_v.block == 1:
+    plain = found.flash_attn and settings.type_k.block == settings.type_v.block == 1
+    if trained is None or not plain or found.layer_shares() != (Fraction(1),):
         return None
     on_cpu = replace(found, settings=replace(settings, devices=()))
 
-    def size(context: int) -> int | None:
-        return compute_bytes(spec, on_cpu, settings.rule.context(context, 1))[0]
+    def size(context: int, slots: int = 1) -> int | None:
+        return compute_bytes(spec, on_cpu, settings.rule.context(context, slots))[0]
 
     low, typical = size(_SMALLEST_CONTEXT), size(trained)
     if low is None or typical is None:
         return None
     held = setup.placement.ranks[0].admitted.max_tokens(total) or trained
-    return low, typical, max(typical, size(held) or typical)
+    # Every slot has logits of its own: with the most slots they can be the largest phase.
+    most = (size(held) or typical, size(_SMALLEST_CONTEXT, MAX_SLOTS) or typical)
+    return low, typical, max(typical, *most)
 
 
 @dataclass(frozen=True)

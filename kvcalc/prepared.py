@@ -92,7 +92,7 @@ def load(model: str | Path, *, download: bool = False) -> ModelSpec:
 
         return read_hub_model(text, download=download)
     path = find(text)
-    if path.suffix in (".yaml", ".yml"):
+    if path.suffix in (".yaml", ".yml") and not path.is_dir():
         return load_file(path)
     from kvcalc.read.model_files import is_foreign, read_model
 
@@ -168,7 +168,9 @@ def _assumptions(spec: ModelSpec, dtype: str | None, encoder_context: int | None
 
 
 def require_range(name: str, value: int, limit: int) -> None:
-    """Raise BadInput unless 1 <= value <= limit."""
+    """Raise BadInput unless `value` is a whole number with 1 <= value <= limit."""
+    if type(value) is not int:
+        raise BadInput(f"{name} must be a whole number, not {value!r}")
     if not 1 <= value <= limit:
         raise BadInput(f"{name} must be between 1 and {limit:,}, not {value:,}")
 

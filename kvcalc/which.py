@@ -83,26 +83,34 @@ class Which:
                 "parameters": f"{each.parameters / 10**9:.3g} B",
                 "weights": each.weights,
                 "KV": each.kv_dtype,
-                "largest batch": "any" if each.max_batch is None else f"{each.max_batch:,}",
-                "largest context": "any" if each.max_context is None else f"{each.max_context:,}",
+                "max batch": "any" if each.max_batch is None else f"{each.max_batch:,}",
+                "max context": "any" if each.max_context is None else f"{each.max_context:,}",
             }
             for each in self.fitting
         ]
 
     def report(self, width: int | None = None) -> str:
-        """Return the table for people, at most `width` columns wide."""
+        """Return the table for people, in `width` columns where names, which are there to be copied, leave room."""
         heading = f"{self.gpu}, context {self.context:,}, batch {self.batch:,}, engine {self.engine}"
-        right = ("parameters", "largest batch", "largest context")
         counts = ", ".join(f"{count} {reason}" for reason, count in self.left_out.items() if count)
         blocks = [
             heading,
-            render(self.rows(), "table", aligned_right=right, width=width) or "no model fits",
+            self._table(width) or "no model fits",
             fold(f"{len(self.fitting)} fit; left out: {counts or 'none'}", hanging="  "),
             fold(f"order: {ORDER}", hanging="  "),
         ]
         return "\n\n".join(blocks)
 
     __str__ = report
+
+    def _table(self, width: int | None) -> str:
+        """Return the models as a table that loses columns from the right until it fits, but never a part of a name."""
+        rows = self.rows()
+        while True:
+            table = render(rows, "table", aligned_right=("parameters", "max batch", "max context"))
+            if width is None or not rows or len(rows[0]) == 1 or len(table.splitlines()[1]) <= width:
+                return table
+            rows = [dict(list(row.items())[:-1]) for row in rows]
 
 
 def which(arguments: Mapping[str, Any], context: int, batch: int, memory: Card) -> Which:

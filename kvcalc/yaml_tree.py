@@ -7,6 +7,7 @@ and `1:30` into 90, and lose the line of every key.
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,12 +88,15 @@ def read_text(path: Path, limit: int = MAX_FILE_BYTES) -> str:
     """Return the text of a UTF-8 file of at most `limit` bytes; SpecError says what else it is."""
     name = str(path)
     try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # reading a pipe could wait for ever
+            raise SpecError([Problem(name, 1, 1, "", "cannot be read: not a regular file")])
         with path.open("rb") as stream:
             raw = stream.read(limit + 1)
     except OSError as error:
         raise SpecError([Problem(name, 1, 1, "", f"cannot be read: {error.strerror or error}")]) from None
     if len(raw) > limit:
-        raise SpecError([Problem(name, 1, 1, "", f"is larger than {limit:,} bytes; a model spec is a few hundred")])
+        raise SpecError([Problem(name, 1, 1, "", f"is larger than {limit:,} bytes, which no such file needs")])
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

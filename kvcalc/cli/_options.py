@@ -223,6 +223,9 @@ def deployment_arguments(given: dict[str, Any]) -> dict[str, Any]:
         value = given.pop(name)
         if value is None:
             continue
+        if given["engine"] != "ideal":
+            flag = f"--{name.replace('_', '-')}"
+            raise BadInput(f"{flag} is for engine ideal; engine {given['engine']} keeps what its own rules say")
         if name in options:
             raise BadInput(f"{name} is given twice, with -o and with --{name.replace('_', '-')}")
         options[name] = value

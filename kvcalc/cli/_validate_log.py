@@ -24,8 +24,8 @@ def validate(log: str, model: str | None, context: int | None, batch: int, argum
 
 
 def show(result: LogCheck, style: str) -> None:
-    """Print a comparison."""
-    from kvcalc.output import render, to_json
+    """Print a comparison; where nothing could be compared, end with 2 and a line that says what is missing."""
+    from kvcalc.output import printable, render, to_json
 
     shared.warn(result.warnings)
     if style == "table":
@@ -34,6 +34,9 @@ def show(result: LogCheck, style: str) -> None:
         click.echo(to_json(result.to_json()))
     else:
         click.echo(render(result.rows(), style, aligned_right=("line", "printed", "predicted")))
+    if result.equal is None:
+        click.echo(f"nothing could be compared: {printable(result.missing)}", err=True)
+        click.get_current_context().exit(click.UsageError.exit_code)
 
 
 def _given(model: str | None, context: int | None, batch: int, arguments: dict[str, Any]) -> Given:

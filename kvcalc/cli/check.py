@@ -14,12 +14,20 @@ from kvcalc.output import FORMATS
 if TYPE_CHECKING:
     from kvcalc.deployment_file import Hardware, Part
 
+_AFTER_DASHES = "kvcalc.check.command"
 _PROGRAMS = ("vllm", "llama-server", "llama-cli", "python", "python3")
 
 
-@click.command(
-    cls=shared.Command, epilog="Example: kvcalc check --gpu l4 -- vllm serve Qwen/Qwen3-8B --max-model-len 8192"
-)
+class _Check(shared.Command):
+    """A command that remembers which words stand after `--`: they are a command line, not files."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words, noting those after `--`."""
+        ctx.meta[_AFTER_DASHES] = args[args.index("--") + 1 :] if "--" in args else []
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_Check, epilog="Example: kvcalc check --gpu l4 -- vllm serve Qwen/Qwen3-8B --max-model-len 8192")
 @click.argument("what", nargs=-1, required=True, metavar="FILE... | -- COMMAND...")
 @_memory.memory_options
 @_memory.gpus_option("N", "How many GPUs the command has.")
@@ -38,9 +46,12 @@ def command(what: tuple[str, ...], context: int | None, batch: int | None, **giv
     Exit code 3 if one does not, with one line for each that does not. A server's command needs --gpu.
     """
     from kvcalc.deployment_file import Hardware
+    from kvcalc.hardware.gpu import find_gpu
 
     style, _ = shared.chosen_style({**given, "units": "iec"})
     memory = _memory.memory_arguments(given)
+    if memory["gpu"] is not None:
+        find_gpu(memory["gpu"])  # an unknown name is an error, whatever is judged
     hardware = Hardware(memory.pop("gpu"), _one(memory.pop("gpus")), context, batch, memory)
     parts = _judged(what, hardware)
     shared.warn([text for part in parts for text in part.warnings])
@@ -56,13 +67,16 @@ def _one(gpus: int | tuple[int, int] | None) -> int | None:
 
 
 def _judged(what: tuple[str, ...], hardware: Hardware) -> list[Part]:
-    """Return the parts of the files named, or of the one command that was written out."""
+    """Return the parts of the files named, and of the one command that was written out."""
     from kvcalc.deployment_file import check_command, check_file
     from kvcalc.read.command_line import parse_command
 
-    if Path(what[0]).name in _PROGRAMS and not Path(what[0]).is_file():
-        return list(check_command(parse_command(what), hardware))
-    return [part for name in what for part in check_file(Path(name), hardware)]
+    words = tuple(click.get_current_context().meta[_AFTER_DASHES])
+    if not words and Path(what[0]).name in _PROGRAMS and not Path(what[0]).is_file():
+        words = what
+    files = what[: len(what) - len(words)]
+    parts = [part for name in files for part in check_file(Path(name), hardware)]
+    return [*parts, *(check_command(parse_command(words), hardware) if words else ())]
 
 
 def _print(parts: list[Part], style: str) -> None:

@@ -60,6 +60,8 @@ def command(ctx: click.Context, /, models: tuple[str, ...], context: int, batch:
         click.echo(to_json(result.to_json()))
     else:
         rows = [{**row, "engine": _engine_text(row["engine"])} for row in result.json_rows()]
+        for row in rows:
+            del row["exact_ratio"]  # a spreadsheet would read 9/8 as a date
         click.echo(render(rows, style, aligned_right=[name for name in rows[0] if name.endswith("bytes")]))
 
 

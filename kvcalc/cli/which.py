@@ -25,6 +25,8 @@ def command(context: int, batch: int, **given: Any) -> None:
 
     style, _ = shared.chosen_style(given)
     memory = _memory.memory_arguments(given)
+    if memory["gpu"] is None:
+        raise click.UsageError("which needs --gpu NAME ('kvcalc gpus' lists them)")
     memory.pop("gpus")  # how a model is split is said with --tp and --pp
     reserve = memory.pop("memory_reserve")
     card = memory_of(None, memory.pop("gpu"), reserve=reserve, **memory)

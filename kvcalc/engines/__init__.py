@@ -25,7 +25,7 @@ ENGINES = {
 def find_engine(name: str) -> EngineProfile[Any]:
     """Return the profile called `name`; BadInput names the nearest known ones."""
     if name not in ENGINES:
-        hint = did_you_mean(name, ENGINES) or f"; known: {', '.join(ENGINES)}"
+        hint = did_you_mean(str(name), ENGINES) or f"; known: {', '.join(ENGINES)}"
         raise BadInput(f"unknown engine '{name}'{hint}")
     profile: EngineProfile[Any] = import_module(f"kvcalc.engines.{ENGINES[name]}").ENGINE
     return profile

@@ -150,8 +150,25 @@ class EngineProfile(ABC, Generic[AnyOptions]):
         except ValidationError as error:
             first = error.errors()[0]
             key = str(first["loc"][0]) if first["loc"] else "option"
-            message = first["msg"].removeprefix("Value error, ")
-            raise BadInput(f"option {key}={pairs.get(key, '')}: {message[:1].lower()}{message[1:]}") from None
+            raise BadInput(f"option {key}={pairs.get(key, '')}: {_what_it_takes(first)}") from None
+
+
+def _what_it_takes(error: Any) -> str:
+    """Return pydantic's complaint about an option in plain words."""
+    limits = error.get("ctx", {})
+    match error["type"]:
+        case "int_parsing" | "int_type" | "int_from_float" | "int_parsing_size":
+            return "must be a whole number"
+        case "bool_parsing" | "bool_type":
+            return "must be true or false"
+        case "greater_than_equal":
+            return f"must be at least {limits['ge']:,}"
+        case "less_than_equal":
+            return f"must be at most {limits['le']:,}"
+        case "literal_error":
+            return f"must be {limits['expected']}"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return message[:1].lower() + message[1:]
 
 
 def stages(spec: ModelSpec, pp: int) -> tuple[tuple[Layer, ...], ...]:

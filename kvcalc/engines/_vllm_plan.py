@@ -15,7 +15,7 @@ from kvcalc.errors import BadInput, UnsupportedByEngine, did_you_mean
 from kvcalc.footprint import Steps
 from kvcalc.formats import Format, find_format
 from kvcalc.spec.kinds import Chunked, Cross, Full, Indexer, Kind, Mla, Sliding, State
-from kvcalc.spec.model import ModelSpec
+from kvcalc.spec.model import LayerGroup, ModelSpec
 
 _Tokens = Annotated[int, Field(ge=1, le=2**40)]
 _StateDtype = Literal["auto", "float32", "float16", "bfloat16"]
@@ -143,9 +143,10 @@ class _Same:
 @lru_cache(maxsize=64)
 def _made_plan(same: _Same, deployment: Deployment[Options]) -> Plan:
     spec = same.spec
-    _require_supported(spec, deployment)
+    named = spec.groups()
+    _require_supported(spec, named, deployment)
     options = deployment.options
-    kinds = [group.kind for group in spec.groups() if group.kind.entries()]
+    kinds = [group.kind for group in named if group.kind.entries()]
     dtype = _cache_dtype(deployment)
     backend = _backend(kinds, dtype, options)
     dtype = rules.served_dtype(dtype, backend)
@@ -170,9 +171,9 @@ def _made_plan(same: _Same, deployment: Deployment[Options]) -> Plan:
     )
 
 
-def _require_supported(spec: ModelSpec, deployment: Deployment[Options]) -> None:
+def _require_supported(spec: ModelSpec, named: Sequence[LayerGroup], deployment: Deployment[Options]) -> None:
     """Raise UnsupportedByEngine for models and deployments that the rules do not cover."""
-    names = {kind.name for layer in spec.layers for kind in layer.kinds}
+    names = {group.kind.name for group in named}
     if spec.architecture in BLOCK_OUTERMOST or "compressed" in names:
         raise UnsupportedByEngine(
             f"{spec.name} ({spec.architecture}) is not covered: vLLM packs its layers in block-outermost groups"
@@ -185,7 +186,7 @@ def _require_supported(spec: ModelSpec, deployment: Deployment[Options]) -> None
         raise UnsupportedByEngine(
             f"vLLM runs models in fp32, fp16 or bf16, not {deployment.dtype.name}; use --dtype bf16"
         )
-    require_tp_divides_heads(spec.groups(), deployment.tp)
+    require_tp_divides_heads(named, deployment.tp)
     if deployment.tp % deployment.dcp:
         raise UnsupportedByEngine(f"dcp {deployment.dcp} must divide tp {deployment.tp}")
 
@@ -272,7 +273,7 @@ def _draft(
 ) -> tuple[tuple[rules.CacheLayer, ...], int]:
     """Return every tensor that vLLM allocates, in layer order, and the block size that the model resolves to."""
     drafter = _Drafter(spec, deployment, dtype, backend, hybrid)
-    pages = {group.name: drafter.page(group.kind) for group in spec.groups() if group.kind.entries()}
+    pages = {group.name: drafter.page(group.kind) for group in drafter.named}
     layers = tuple(
         rules.CacheLayer(index, name, kind.name, pages[name])
         for index, layer in enumerate(spec.layers)
@@ -322,8 +323,13 @@ class _Drafter:
         return rules.aligned_block_size(resolved, max(states), token_bytes, self.backend)
 
     @cached_property
+    def named(self) -> tuple[LayerGroup, ...]:
+        """The kinds that keep anything, with their names and layers."""
+        return tuple(group for group in self.spec.groups() if group.kind.entries())
+
+    @property
     def _kinds(self) -> tuple[Kind, ...]:
-        return tuple(group.kind for group in self.spec.groups() if group.kind.entries())
+        return tuple(group.kind for group in self.named)
 
     @property
     def _attention(self) -> list[Kind]:

@@ -116,6 +116,8 @@ class Ollama(EngineProfile[Options]):
             devices_named=options.device is not None,
             type_option="-o kv_cache_type=",
         )
+        if spec.max_context is not None:
+            texts += (f"num_ctx of at most {spec.max_context:,}: Ollama lowers it to the trained context",)
         if options.num_batch is None:
             texts += ("num_batch as Ollama chooses it where enough memory is free (-o num_batch= changes it)",)
         return texts

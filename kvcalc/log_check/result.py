@@ -23,10 +23,16 @@ class LogCheck:
     warnings: tuple[str, ...] = ()
 
     @property
-    def equal(self) -> bool:
-        """Whether something was compared and all of it agrees, as far as the printed digits tell."""
+    def equal(self) -> bool | None:
+        """Whether all that was compared agrees, as far as the printed digits tell; None where nothing was compared."""
         compared = [figure for figure in self.figures if figure.verdict != "not compared"]
-        return bool(compared) and all(figure.agrees for figure in compared)
+        return all(figure.agrees for figure in compared) if compared else None
+
+    @property
+    def missing(self) -> str:
+        """Say why nothing was compared: the reasons, each once."""
+        reasons = dict.fromkeys(figure.note for figure in self.figures if figure.note)
+        return "; ".join(reasons) or "the log has no figure of a cache"
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the figures as rows."""

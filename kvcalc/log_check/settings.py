@@ -142,7 +142,10 @@ def started_with(log: Log, engine: str) -> Started:
             command = parse_command(fact["command"].split())
         except BadInput:
             continue
-        return Started(command.model, dict(command.arguments), dict(command.options), command.context)
+        # What the weights take, and that the context was lowered to what fits, leave the cache's figures as they are.
+        arguments = {key: value for key, value in command.arguments.items() if key != "weights"}
+        options = {key: value for key, value in command.options.items() if key != "auto_fit"}
+        return Started(command.model, arguments, options, command.context)
     return Started()
 
 

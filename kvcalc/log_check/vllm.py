@@ -21,7 +21,7 @@ from kvcalc.measure.log import VLLM, Fact, Log
 _MOST_POOLS = 20_000
 _DEFAULT_SWAP = "4"
 _NO_MEMORY = "the log does not have the memory of the cache"
-_NO_CONTEXT = "the log does not have the context"
+_NO_CONTEXT = "the log does not have the context: give --ctx"
 
 
 def settings(log: Log, given: Given) -> tuple[Settings, tuple[str, ...]]:

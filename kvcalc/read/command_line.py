@@ -33,6 +33,7 @@ class ServerCommand:
     options: Mapping[str, str] = field(default_factory=dict)
     utilization: str | None = None
     kv_memory: int | None = None
+    eager: bool = False  # without CUDA graphs
     unknown: tuple[str, ...] = ()
     line: int = 1
 
@@ -89,6 +90,9 @@ _VLLM: dict[str, _Flag] = {
     "--async-scheduling": _switch("async_scheduling", "true"),
     "--no-async-scheduling": _switch("async_scheduling", "false"),
     "--disable-hybrid-kv-cache-manager": _switch("disable_hybrid_kv_cache_manager", "true"),
+    **dict.fromkeys(("--quantization", "-q"), _Flag("quantization")),
+    "--enforce-eager": _Flag("eager", 0, "true"),
+    "--no-enforce-eager": _Flag("eager", 0, ""),
     "--no-disable-hybrid-kv-cache-manager": _switch("disable_hybrid_kv_cache_manager", "false"),
     **dict.fromkeys(
         ("--host", "--port", "--api-key", "--served-model-name", "--tokenizer", "--tokenizer-mode", "--revision",
@@ -140,7 +144,20 @@ _FLASH_VALUES = {"on": "on", "off": "off", "auto": "auto", "1": "on", "0": "off"
 _SWITCH_VALUES = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
 # vLLM's numbers: k, m and g are powers of 1000, K, M and G of 1024.
 _VLLM_NUMBER = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)([kmgtKMGT]?)")
+# Lengths with which vLLM takes the longest that fits.
+_LOWERED = ("auto", "-1")
 _VLLM_COUNTS = ("block_size", "max_num_batched_tokens", "num_gpu_blocks_override")
+
+# What vLLM calls a way to load weights -> the format of them. Those that stand for several formats
+# (compressed-tensors, gguf) are left out; of gptq checkpoints most have 4 bits.
+_QUANTIZATIONS = {
+    **dict.fromkeys(("awq", "awq_marlin"), "awq"),
+    **dict.fromkeys(("gptq", "gptq_marlin"), "w4a16"),
+    **dict.fromkeys(("fp8", "fbgemm_fp8", "ptpc_fp8", "modelopt"), "vllm-fp8"),
+    **dict.fromkeys(("modelopt_fp4", "nvfp4"), "vllm-nvfp4"),
+    "mxfp4": "vllm-mxfp4",
+    "bitsandbytes": "nf4",
+}
 
 _SETS_ENVIRONMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 # Programs that start the program that follows them, perhaps after options of their own.
@@ -276,7 +293,7 @@ class _Reader:
         if value.lower() not in _SWITCH_VALUES:
             self.unknown.append(word)
         elif _SWITCH_VALUES[value.lower()] and known.target:
-            self.found[known.target] = known.value or "true"
+            self.found[known.target] = "true" if known.value is None else known.value
 
     def _set(self, known: _Flag, name: str, value: str) -> None:
         if "$" in value and known.target:
@@ -305,12 +322,15 @@ class _Reader:
         for name in ("tp", "pp", "dp", "dcp"):
             if (text := self.found.get(f"arguments.{name}")) is not None:
                 arguments[name] = _whole_number(text, name)
+        arguments |= self._weights()
         options = {name[8:]: value for name, value in self.found.items() if name.startswith("options.")}
         if options.get("kv_cache_dtype") == "auto":
             del options["kv_cache_dtype"]
         for name in _VLLM_COUNTS:
             if self.engine == "vllm" and name in options:
                 options[name] = str(_vllm_number(options[name], f"--{name.replace('_', '-')}"))
+        if self.engine == "vllm" and self.found.get("context") in _LOWERED:
+            options["auto_fit"] = "true"
         context, batch = self._context_and_batch(options)
         memory = self.found.get("kv_memory")
         return ServerCommand(
@@ -322,9 +342,20 @@ class _Reader:
             options,
             self.found.get("utilization"),
             None if memory is None else _vllm_number(memory, "--kv-cache-memory-bytes"),
+            bool(self.found.get("eager")),
             tuple(self.unknown),
             self.line,
         )
+
+    def _weights(self) -> dict[str, str]:
+        """Return the format of the weights that vLLM is told to load; a name that says none is listed as unknown."""
+        name = self.found.get("quantization")
+        if name is None:
+            return {}
+        known = _QUANTIZATIONS.get(name.lower().replace("-", "_"))
+        if known is None:
+            self.unknown.append(f"--quantization {_shortened(name)}")
+        return {} if known is None else {"weights": known}
 
     def _context_and_batch(self, options: dict[str, str]) -> tuple[int | None, int | None]:
         """Return tokens per sequence and sequences.
@@ -333,7 +364,7 @@ class _Reader:
         """
         if self.engine == "vllm":
             length, sequences = self.found.get("context"), self.found.get("batch")
-            context = None if length in (None, "-1", "auto") else _vllm_number(str(length), "--max-model-len")
+            context = None if length in (None, *_LOWERED) else _vllm_number(str(length), "--max-model-len")
             return context, None if sequences is None else _vllm_number(sequences, "--max-num-seqs")
         slots = _whole_number(options["n_seq_max"], "-np") if "n_seq_max" in options else None
         total = _whole_number(options["n_ctx"], "-c", lowest=0) if "n_ctx" in options else 0

@@ -23,9 +23,11 @@ _MAX_ENTRIES = 10_000
 
 def is_foreign(path: Path) -> bool:
     """Return whether an existing path is something else than a YAML spec: by its name, else by its first bytes."""
+    if path.is_dir():
+        return True
     if path.suffix in SPEC_SUFFIXES:
         return False
-    return path.is_dir() or path.suffix in (".json", ".gguf", ".safetensors") or _first_bytes(path)[:1] in (b"G", b"{")
+    return path.suffix in (".json", ".gguf", ".safetensors") or _first_bytes(path)[:1] in (b"G", b"{")
 
 
 def read_model(path: Path) -> ModelSpec:

@@ -126,7 +126,8 @@ def _kind(written: dict[str, Any], path: Path_, tree: Tree, problems: list[Probl
         return None
     if isinstance(kind, Heads) and kind.heads % kind.kv_heads:
         divisors = ", ".join(str(size) for size in range(1, min(kind.heads, 256) + 1) if kind.heads % size == 0)
-        message = f"heads {kind.heads} is not divisible by kv_heads {kind.kv_heads}; use one of {divisors}"
+        wrong = "is fewer than" if kind.heads < kind.kv_heads else "is not divisible by"
+        message = f"heads {kind.heads} {wrong} kv_heads {kind.kv_heads}; use one of {divisors}"
         problems.append(_at_kind(path, "kv_heads", written, tree, message))
         return None
     return kind

@@ -73,7 +73,7 @@ USAGE = [
     ((*GPT2, "--ctx", "5", "more"), "Got unexpected extra argument"),
     ((*GPT2, "--ctx", "5", "-o", "block_size"), "-o block_size: write KEY=VALUE, for example -o block_size=16"),
     ((*GPT2, "--ctx", "5", "-o", "blok_size=16"), "engine ideal has no option 'blok_size'; did you mean block_size?"),
-    ((*GPT2, "--ctx", "5", "-o", "block_size=0"), "option block_size=0: input should be greater than or equal to 1"),
+    ((*GPT2, "--ctx", "5", "-o", "block_size=0"), "option block_size=0: must be at least 1"),
     ((*GPT2, "--ctx", "5", "--evict", "windw:5"), "must be window:W[,sinks:S] or budget:N"),
     ((*GPT2, "--ctx", "5", "--evict", "window:5,sink:1"), "must be window:W[,sinks:S] or budget:N"),
     ((*GPT2, "--ctx", "5", "--evict", "window:0"), "must keep at least one token"),

@@ -178,6 +178,12 @@ def test_commands_in_files_are_judged(tmp_path: Path, name: str, text: str) -> N
     ("arguments", "message"),
     [
         (["nowhere.yaml"], "nowhere.yaml: no such file"),
+        (["--gpu", "l5", "nowhere.yaml"], "no GPU 'l5'"),
+        (["--", "ollama", "run", "x"], "'ollama' is no server that is known; write vllm serve ... or llama-server"),
+        (["--", "ls", "-l"], "'ls' is no server that is known"),
+        (["--gpu", "l4", "--", "trtllm-serve", "x"], "'trtllm-serve' is no server that is known"),
+        (["--gpu", "l4", "--", "docker", "run", "x"], "'docker' is no server that is known"),
+        (["--gpu", "l4", "--", "llama-server", "-m", "nope.gguf"], "nope.gguf: no such file"),
         (["--", "vllm", "serve", "Qwen/Qwen3-8B"], "--gpu NAME"),
         (["--gpu", "l4", "--", "vllm", "bench"], "vllm serve"),
         (["--gpu", "l4", "--", "vllm", "serve", "no/such-model"], "no model 'no/such-model'"),
@@ -194,3 +200,92 @@ def test_a_wrong_call_ends_with_2_and_one_line(arguments: list[str], message: st
     assert (result.code, result.out) == (2, "")
     assert message in result.err
     assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--gpu l4", "--gpus 2", "--ctx 1K", "--batch 2", "--utilization 0.5", "--memory-reserve 1GiB", "--overhead 0",
+     "--overhead non_torch=1GiB"],
+)  # fmt: skip
+def test_hardware_beside_declared_deployments_is_refused(deployment: Path, option: str) -> None:
+    """A deployment names its own; what would be passed over is an error, not silence."""
+    result = run("check", str(deployment), *option.split())
+    assert (result.code, result.out) == (2, "")
+    assert f"{option.split(maxsplit=1)[0]} is for a command line; {deployment} names its own" in result.err
+
+
+def test_a_folder_is_called_one(tmp_path: Path) -> None:
+    """It is there, so that "no such file" would mislead."""
+    result = run("check", str(tmp_path))
+    assert (result.code, result.out) == (2, "")
+    assert f"{tmp_path} is a folder" in result.err
+
+
+SERVED = ("vllm", "serve", "Qwen/Qwen3-8B", "--max-model-len")
+
+
+def spare(*arguments: str) -> float:
+    """Return the GiB to spare of a command that fits on an L4."""
+    result = run("check", "--gpu", "l4", "--", *arguments)
+    assert result.code == 0
+    return float(result.out.split(" GiB to spare")[0].rsplit(" ", 1)[1])
+
+
+@pytest.mark.parametrize("length", ["auto", "-1"])
+def test_a_length_that_vllm_lowers(length: str) -> None:
+    """The length it settles on fits when it is written out, and one block more does not; nothing fits on 12 GiB."""
+    result = run("check", "--gpu", "l4", "--", *SERVED, length)
+    assert result.code == 0
+    settled = int(result.out.split("fits, at context ")[1].replace(",", ""))
+    assert run("check", "--gpu", "l4", "--", *SERVED, str(settled)).code == 0
+    assert run("check", "--gpu", "l4", "--", *SERVED, str(settled + 16)).code == 3
+    assert run("check", "--gpu", "rtx-3060", "--", *SERVED, length).code == 3
+    assert run("check", "--gpu", "l4", "--ctx", "40K", "--", *SERVED, length).code == 3
+
+
+def test_quantized_weights_leave_more() -> None:
+    """Of 8.19 B weights, 1.24 B of them embeddings, fp8 saves a byte and AWQ 11.844 bits of each of the others."""
+    plain, gib = spare(*SERVED, "8192"), 2**30
+    linear = 8_190_735_360 - 2 * 151_936 * 4096
+    assert spare(*SERVED, "8192", "--quantization", "fp8") - plain == pytest.approx(linear / gib, abs=0.1)
+    assert spare(*SERVED, "8192", "-q", "awq") - plain == pytest.approx(linear * 11.844 / 8 / gib, abs=0.1)
+    unknown = run("check", "--gpu", "l4", "--", *SERVED, "8192", "--quantization", "torchao")
+    assert "not understood, and not counted: --quantization torchao" in unknown.err
+
+
+def test_eager_servers_keep_no_cuda_graphs() -> None:
+    """What --enforce-eager leaves is what leaving the part out by hand leaves."""
+    by_hand = run("check", "--gpu", "l4", "--overhead", "cuda_graphs=0", "--", *SERVED, "8192")
+    eager = run("check", "--gpu", "l4", "--", *SERVED, "8192", "--enforce-eager")
+    assert eager.out == by_hand.out
+    assert "not understood" not in eager.err
+    assert spare(*SERVED, "8192", "--enforce-eager") > spare(*SERVED, "8192")
+
+
+def test_variables_in_front_of_a_command_are_passed_over() -> None:
+    """As a shell takes them."""
+    assert spare("CUDA_VISIBLE_DEVICES=0", *SERVED, "8192") == spare(*SERVED, "8192")
+
+
+@pytest.mark.parametrize(
+    ("words", "model"),
+    [
+        ("-m llama-3.1-8b.gguf", "llama-3.1-8b"),
+        ("-m /models/llama-3.1-8b.gguf", "llama-3.1-8b"),
+        ("-hf Qwen/Qwen3-8B-GGUF", "qwen3-8b"),
+        ("-hf ggml-org/Qwen3-8B-GGUF:Q4_K_M", "qwen3-8b"),
+    ],
+)
+def test_a_gguf_file_that_is_not_there(words: str, model: str) -> None:
+    """The catalogue's model of that name is judged, and said."""
+    result = run("check", "--gpu", "l4", "--", "llama-server", *words.split(), "-c", "8192", "-ngl", "99")
+    assert result.code == 0
+    assert f"{model} of the catalogue is judged in its place" in result.err
+    assert ("the weights are counted in bf16" in result.err) == (":" not in words)
+
+
+def test_a_memory_of_the_command_leaves_a_gpu_no_say() -> None:
+    """--kv-cache-memory-bytes goes before --gpu; that is said."""
+    result = run("check", "--gpu", "l4", "--", *SERVED, "8192", "--kv-cache-memory-bytes", "2G")
+    assert result.code == 0
+    assert "--gpu not counted: the command gives the cache its memory" in result.err

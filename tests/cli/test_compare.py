@@ -25,20 +25,20 @@ def test_attention_of_gpt2_small() -> None:
         "gqa:4": 50_331_648,
         "mqa": 12_582_912,
     }
-    assert [row["ratio"] for row in rows.values()] == ["1", "1/3", "1/12"]
+    assert [row["exact_ratio"] for row in rows.values()] == ["1", "1/3", "1/12"]
 
 
 def test_models_side_by_side() -> None:
     """Llama 3.1 8B keeps 32 layers, Qwen3 8B 36, of 8 heads of 128 in 2 bytes: the ratio is 9/8."""
     rows = rows_of("llama-3.1-8b", "qwen3-8b", "--ctx", "32768")
     assert rows["llama-3.1-8b"]["total_bytes"] == 2 * 8 * 128 * 2 * 32 * 32_768
-    assert rows["qwen3-8b"]["ratio"] == "9/8"
+    assert rows["qwen3-8b"]["exact_ratio"] == "9/8"
 
 
 def test_formats_of_k_and_v_apart() -> None:
     """q8_0 is 34 bytes and q4_0 18 bytes for 32 elements: together 52/128 of two fp16."""
     rows = rows_of("llama-3.1-8b", "--kv-dtypes", "fp16,q8_0/q4_0", "--ctx", "1000")
-    assert rows["q8_0/q4_0"]["ratio"] == str(Fraction(34 + 18, 128))
+    assert rows["q8_0/q4_0"]["exact_ratio"] == str(Fraction(34 + 18, 128))
     assert rows["q8_0/q4_0"]["kv_dtype"] == "q8_0/q4_0"
 
 
@@ -49,7 +49,7 @@ def test_ratios_are_those_of_the_bytes() -> None:
     assert data["baseline"] == first["label"] == "baseline"
     for row in data["rows"]:
         if row["total_bytes"] is not None:
-            assert Fraction(row["ratio"]) == Fraction(row["total_bytes"], first["total_bytes"])
+            assert Fraction(row["exact_ratio"]) == Fraction(row["total_bytes"], first["total_bytes"])
 
 
 def test_remedies_by_hand() -> None:
@@ -87,7 +87,7 @@ def test_what_does_not_apply_is_listed_with_its_reason() -> None:
     """A recurrent model has no heads to share; the rows stay, without figures."""
     rows = rows_of("mamba2-2.7b", "--remedies", "--ctx", "4096")
     assert rows["MQA"]["total_bytes"] is None
-    assert rows["MQA"]["ratio"] is None
+    assert rows["MQA"]["exact_ratio"] is None
     assert "does not apply: mamba2-2.7b has no layer with key and value heads" in rows["MQA"]["note"]
     assert "changes nothing here" in rows["KV in fp8"]["note"]
     text = answer("compare", "mamba2-2.7b", "--remedies", "--ctx", "4096")

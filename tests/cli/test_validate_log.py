@@ -213,9 +213,23 @@ def test_what_cannot_be_compared_is_said() -> None:
     )
     assert verdicts(fake) == [("GiB of the pool", "0.00", "not compared")]
     assert fake.figures[0].note == "a fake cache manager prints 0.00, whatever the cache takes"
-    assert not fake.equal
+    assert fake.equal is None
     alone = checked("GPU KV cache size: 178,880 tokens", "seed=1, max_seq_len=8", model="llama-3.1-8b")
     assert verdicts(alone) == [("GPU KV cache size", "178,880", "not compared")]
+
+
+@pytest.mark.parametrize("style", ["table", "json", "csv"])
+def test_nothing_compared_is_no_difference(tmp_path: Path, style: str) -> None:
+    """Exit code 2, and a line that says what is missing; with it the figure is compared."""
+    path = tmp_path / "server.log"
+    path.write_text("Available KV cache memory: 10.55 GiB\nGPU KV cache size: 86,416 tokens\n", encoding="utf-8")
+    call = ("validate", "--log", str(path), "llama-3.1-8b", "--format", style)
+    result = run(*call)
+    assert result.code == 2
+    assert "nothing could be compared: the log does not have the context: give --ctx\n" in result.err
+    if style == "json":
+        assert json.loads(result.out)["equal"] is None
+    assert run(*call, "--ctx", "8K").code == 0
 
 
 def test_tokens_and_concurrency_vouch_for_each_other() -> None:

@@ -74,6 +74,15 @@ def test_people_and_sheets() -> None:
     assert len(rows) == len(which()["models"])
 
 
+@pytest.mark.parametrize("columns", ["20", "50", "80"])
+def test_names_are_whole(monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    """They are there to be copied: a narrow table loses columns, not parts of names."""
+    monkeypatch.setenv("COLUMNS", columns)
+    table = answer(*ASKED).split("\n\n")[1].splitlines()[2:]
+    assert [line.split()[0] for line in table] == [each["model"] for each in which()["models"]]
+    assert max(map(len, table)) <= max(int(columns), 30)
+
+
 def test_nothing_fits() -> None:
     """A card that is full ends with 3."""
     result = run(*ASKED, "--memory-reserve", "24015MiB")
@@ -84,7 +93,7 @@ def test_nothing_fits() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--ctx", "32K"], "--gpu"),
+        (["--ctx", "32K"], "which needs --gpu NAME ('kvcalc gpus' lists them)"),
         (["--gpu", "rtx-4090"], "--ctx"),
         (["--gpu", "rtx4090x", "--ctx", "1K"], "no GPU 'rtx4090x'"),
         (["--gpu", "rtx-4090", "--ctx", "1K", "--engine", "vlm"], "unknown engine"),

@@ -133,5 +133,5 @@ def test_keys_and_values_may_differ() -> None:
         BadInput, match=r"^kv dtype 'a/b/c' has 3 parts; write F for both or K/V, for example q8_0/q4_0$"
     ):
         find_kv_formats("a/b/c")
-    with pytest.raises(BadInput, match=r"^unknown kv dtype ''; known: "):
+    with pytest.raises(BadInput, match=r"^kv dtype 'fp8/' lacks V; write F for both or K/V$"):
         find_kv_formats("fp8/")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -199,6 +200,15 @@ def test_a_byte_order_mark_and_crlf_are_read_over(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         parse(read_text(path), "s.yaml")
     assert str(caught.value).startswith("s.yaml:2:4: b: '010' starts with 0")
+
+
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+    """Nobody may ever write to it."""
+    pipe = tmp_path / "pipe.yaml"
+    os.mkfifo(pipe)
+    with pytest.raises(SpecError) as caught:
+        read_text(pipe)
+    assert str(caught.value) == f"{pipe}:1:1: cannot be read: not a regular file"
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
