@@ -100,6 +100,7 @@ class FitResult:
     fits: bool
     max_batch: int | None
     max_context: int | None
+    trained_context: int | None
     budget_bytes: int
     weights_bytes: int | None
     binding: Binding | None
@@ -132,6 +133,7 @@ class FitResult:
             "fits": self.fits,
             "max_batch": self.max_batch,
             "max_context": self.max_context,
+            "trained_context": self.trained_context,
             "budget_bytes": self.budget_bytes,
             "weights_bytes": self.weights_bytes,
             "binding": None if self.binding is None else self.binding.to_json(),
@@ -178,9 +180,15 @@ class FitResult:
             fold(f"{'yes' if self.fits else 'no'}{certain}", "fits             ", " " * 17),
             f"budget           {format_exact(self.budget_bytes, units)}, the cache's on {self._whose()}",
             f"largest batch    {_shown(self.max_batch)} at context {self.context:,}{batches}",
-            f"largest context  {_shown(self.max_context)} at batch {self.batch:,}{contexts}",
+            f"largest context  {_shown(self.max_context)} at batch {self.batch:,}{contexts}{self._beyond_training()}",
             fold(self._binding_text(units), "binding          ", " " * 17),
         ]
+
+    def _beyond_training(self) -> str:
+        """Where the largest context is more than the model was trained for."""
+        if self.max_context is None or self.trained_context is None or self.max_context <= self.trained_context:
+            return ""
+        return f"\n                 beyond the trained {self.trained_context:,}"
 
     def _whose(self) -> str:
         return "every rank" if self.memory is None else f"rank {self.memory.rank}"

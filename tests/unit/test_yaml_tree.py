@@ -221,7 +221,7 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         (tmp_path / "none", "1:1: cannot be read: No such file or directory"),
         (folder, "1:1: cannot be read: Is a directory"),
         (binary, "2:7: is not UTF-8 text (byte 0xe9); save it as UTF-8"),
-        (large, "1:1: is larger than 1,048,576 bytes; a model spec is a few hundred"),
+        (large, "1:1: is larger than 1,048,576 bytes, which no such file needs"),
     ):
         with pytest.raises(SpecError) as caught:
             read_text(path)
