@@ -10,6 +10,7 @@ from typing import Any
 from kvcalc.api import SizeResult, load, measure, prepare
 from kvcalc.engines import find_engine
 from kvcalc.errors import BadInput, KvcalcError, UnsupportedByEngine
+from kvcalc.explain.against_ideal import against_ideal
 from kvcalc.explain.attention import example_kv_heads, head_kinds
 from kvcalc.formats import find_format
 from kvcalc.output import fold, render
@@ -40,6 +41,10 @@ class Case:
     def size(self, model: ModelSpec, **changes: Any) -> SizeResult:
         """Return the size of a model in this deployment with some arguments replaced."""
         return measure(prepare(model, **{**self.deployment, **changes}), self.context, self.batch)
+
+    def against_ideal(self, model: ModelSpec, size: SizeResult, **changes: Any) -> str:
+        """Return what the engine's rules cost against the ideal engine; empty for the ideal engine."""
+        return against_ideal(prepare(model, **{**self.deployment, **changes}), size)
 
 
 @dataclass(frozen=True)
@@ -154,13 +159,23 @@ def compare_kv_dtypes(model: str, formats: Sequence[str], case: Case) -> Compari
 
 
 def compare_engines(model: str, engines: Sequence[str], case: Case) -> Comparison:
-    """Return a model as several engines hold it."""
+    """Return a model as several engines hold it, each with its rule and what that costs against the ideal engine."""
     spec = case.load(model)
-    return _comparison(case, [(name, spec, {"engine": name}) for name in engines])
+    found = _comparison(case, [(name, spec, {"engine": name}) for name in engines], keep_refused=True)
+    rows = [
+        row if row.size is None else replace(row, note=case.against_ideal(spec, row.size, engine=row.label))
+        for row in found.rows
+    ]
+    return replace(found, rows=tuple(rows))
 
 
-def _comparison(case: Case, entries: Sequence[tuple[str, ModelSpec, dict[str, Any]]]) -> Comparison:
-    """Return the sizes of labelled specs with changed arguments; errors name the label."""
+def _comparison(
+    case: Case, entries: Sequence[tuple[str, ModelSpec, dict[str, Any]]], keep_refused: bool = False
+) -> Comparison:
+    """Return the sizes of labelled specs with changed arguments; errors name the label.
+
+    With `keep_refused` what an engine does not do is a row without a size that says why, except as the baseline.
+    """
     rows: list[Row] = []
     for label, spec, changes in entries:
         if any(row.label == label for row in rows):
@@ -168,6 +183,9 @@ def _comparison(case: Case, entries: Sequence[tuple[str, ModelSpec, dict[str, An
         try:
             rows.append(Row(label, case.size(spec, **changes)))
         except (BadInput, UnsupportedByEngine) as error:
+            if keep_refused and rows and isinstance(error, UnsupportedByEngine):
+                rows.append(Row(label, None, str(error)))
+                continue
             raise type(error)(str(error) if label in str(error) else f"{label}: {error}") from None
     return Comparison(case.context, case.batch, tuple(rows))
 

@@ -132,6 +132,12 @@ def format_ratio(part: int, whole: int) -> str:
     return "-" if whole == 0 else f"{_three_digits(part, whole)}x"
 
 
+def format_change(size: int, reference: int) -> str:
+    """Return how far `size` lies above or below `reference` (above 0) in percent: `+2.4 %`, `-0.024 %`."""
+    change = Decimal(100) * (size - reference) / reference
+    return f"{change:+.1f} %" if abs(change) >= Decimal("0.1") else f"{change:+.2g} %"
+
+
 def format_percent(part: int, whole: int) -> str:
     """Return `part / whole` in percent with one decimal, `-` for an empty whole."""
     return "-" if whole == 0 else f"{Decimal(100) * part / whole:.1f} %"

@@ -14,6 +14,7 @@ from kvcalc.api import Setup, SizeResult, measure
 from kvcalc.engines._base import Deployment
 from kvcalc.errors import BadInput
 from kvcalc.explain import words
+from kvcalc.explain.against_ideal import against_ideal
 from kvcalc.explain.attention import NO_HEADS, NOTE, attention_rows, head_kinds
 from kvcalc.explain.result import TOTAL, Attention, Explanation, Section, Step
 from kvcalc.explain.steps import RankSums, Share, all_rank_steps, count_step, shares, unit_steps
@@ -34,7 +35,7 @@ def explain(setup: Setup, context: int, batch: int) -> Explanation:
         sections=tuple(_sections(setup, context, batch)),
         attention=attention_rows(setup, size),
         attention_note=NOTE if head_kinds(setup.spec) else NO_HEADS,
-        remarks=_remarks(setup.placement, size),
+        remarks=(*_remarks(setup.placement, size), *filter(None, [against_ideal(setup, size)])),
         sources=_sources(setup),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -72,13 +73,13 @@ class Kind(Documented):
         return None
 
     @property
+    @abstractmethod
     def describe(self) -> str:
         """The dimensions in a few words, for tables."""
-        raise NotImplementedError
 
+    @abstractmethod
     def entries(self) -> tuple[CacheEntry, ...]:
         """Return the entries that one layer of this kind keeps."""
-        raise NotImplementedError
 
 
 class Heads(Kind):
