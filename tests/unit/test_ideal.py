@@ -122,12 +122,12 @@ def test_an_eviction_keeps_at_least_one_token(text: str) -> None:
     [
         ({"blok_size": "16"}, "engine ideal has no option 'blok_size'; did you mean block_size?"),
         ({"zzz": "1"}, "engine ideal has no option 'zzz'; it takes block_size, reserve_ctx, evict, shared_prefix"),
-        ({"block_size": "0"}, "option block_size=0: input should be greater than or equal to 1"),
+        ({"block_size": "0"}, "option block_size=0: must be at least 1"),
         (
             {"block_size": "x"},
-            "option block_size=x: input should be a valid integer, unable to parse string as an integer",
+            "option block_size=x: must be a whole number",
         ),
-        ({"shared_prefix": "-1"}, "option shared_prefix=-1: input should be greater than or equal to 0"),
+        ({"shared_prefix": "-1"}, "option shared_prefix=-1: must be at least 0"),
     ],
 )
 def test_options_out_of_range_are_refused(pairs: dict[str, str], message: str) -> None:
