@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 _MOST_PROBLEMS = 50
 _LONGEST_NAME = 100  # a longer one is no misspelt name, and comparing it would take long
@@ -70,6 +69,8 @@ def did_you_mean(name: str, known: Iterable[str], limit: int = 3) -> str:
     """Return `; did you mean a or b?` for the known names nearest to `name`, or an empty string if none is near."""
     if len(name) > _LONGEST_NAME:
         return ""
+    from difflib import get_close_matches  # only an error needs it
+
     lowered = {candidate.lower(): candidate for candidate in known}
     near = [lowered[match] for match in get_close_matches(name.lower(), lowered, n=limit, cutoff=0.6)]
     return f"; did you mean {' or '.join(near)}?" if near else ""
