@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvcalc import api
+from kvcalc.cli._compared import compared_rows
 from kvcalc.measure.transformers_cache import Measured, measure_spec
 from kvcalc.output import render
 from kvcalc.units import format_exact
@@ -39,19 +40,7 @@ class LibraryValidation:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the bytes of the cache's tensors by kind of layer, kinds that nobody predicted included."""
-        measured = dict(self.found.by_label)
-        rows = [
-            {
-                "label": row.label,
-                "kind": row.kind,
-                "layers": row.layers,
-                "predicted_bytes": row.bytes,
-                "allocated_bytes": measured.pop(row.label, 0),
-            }
-            for row in self.predicted.breakdown
-        ]
-        unforeseen = {"kind": "unforeseen", "layers": 0, "predicted_bytes": 0}
-        return rows + [{"label": label, **unforeseen, "allocated_bytes": size} for label, size in measured.items()]
+        return compared_rows(self.predicted.breakdown, dict(self.found.by_label))
 
     def figures(self) -> list[dict[str, Any]]:
         """Return the figures of the engine's report that were measured."""

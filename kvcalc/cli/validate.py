@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvcalc.cli import _options as shared
+from kvcalc.cli._compared import compared_rows
 
 if TYPE_CHECKING:
     from kvcalc.api import Setup, SizeResult
@@ -109,19 +110,7 @@ class _Validation:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return predicted and allocated bytes by kind of layer, kinds that were allocated unforeseen included."""
-        measured = dict(self.allocated.by_label)
-        rows = [
-            {
-                "label": row.label,
-                "kind": row.kind,
-                "layers": row.layers,
-                "predicted_bytes": row.bytes,
-                "allocated_bytes": measured.pop(row.label, 0),
-            }
-            for row in self.predicted.breakdown
-        ]
-        unforeseen = {"kind": "unforeseen", "layers": 0, "predicted_bytes": 0}
-        return rows + [{"label": label, **unforeseen, "allocated_bytes": size} for label, size in measured.items()]
+        return compared_rows(self.predicted.breakdown, dict(self.allocated.by_label))
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as JSON data."""
